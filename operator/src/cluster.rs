@@ -207,7 +207,7 @@ impl Session<'_> {
         let peers = observed.foreign_peers(&valid.namespace, &valid.name);
         let master = observed.serving_master(&valid.name);
         let master_uid = master_instance(self.cluster, master);
-        let pod_statuses = pod_statuses(observed, master_uid.as_deref());
+        let pod_statuses = pod_statuses(observed, master_uid.as_deref(), now);
         let (paused, settling) = (writer.is_paused(), context.settings.rdma_settling);
         let transport = transport::Facts::of(
             valid,
@@ -343,8 +343,8 @@ impl Session<'_> {
     ) -> Result<(Option<(Reason, String)>, bool), WriteError> {
         let context = self.context;
         let now = Timestamp::now();
-        let plan = guards::plan(valid, &cordons.guarded, &observed.guards, now);
         let (client, settings) = (&context.client, &context.settings);
+        let plan = guards::plan(valid, settings, cordons, &observed.guards, now);
         match guards::carry_out(client, writer, valid, settings, &plan).await {
             Ok(()) => {
                 let idle = plan.idle_message();
@@ -541,11 +541,15 @@ fn now() -> Timestamp {
 }
 
 /// What is known of each pool pod, in the order of `observed`.
-fn pod_statuses(observed: &Observed, master_uid: Option<&str>) -> Vec<PoolPodStatus> {
+fn pod_statuses(
+    observed: &Observed,
+    master_uid: Option<&str>,
+    now: Timestamp,
+) -> Vec<PoolPodStatus> {
     let pods = observed.pool_pods.iter();
     pods.map(|pod| {
         let node = crate::pod::node_of(pod).unwrap_or_default();
-        pool_pod::evaluate(pod, observed.mooncake_node(&node), master_uid)
+        pool_pod::evaluate(pod, observed.mooncake_node(&node), master_uid, now)
     })
     .collect()
 }

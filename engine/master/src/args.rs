@@ -1,19 +1,25 @@
-//! Command-line flags, with the names that the stock master gives them. A flag that the stock master has and this list
-//! has not would be without effect; it is refused.
+//! Command-line flags, with the names that the stock master gives them. `stock` decides about those that the stock master has and this
+//! list has not.
+
+mod stock;
 
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgAction, Parser, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{ArgAction, CommandFactory, Parser, ValueEnum};
 
 use crate::index::{Commit, Placement, Settings};
 use crate::server::Limits;
 
 /// The master of the store: the index of keys for stock clients 0.3.13.
 #[derive(Debug, Clone, Parser)]
-#[command(version)]
+#[command(
+    version,
+    after_help = "Of the other flags of the stock master those are accepted whose value has no effect here: docs/master.md lists them."
+)]
 pub struct Args {
     /// Port for RPC; 0 means the value of --port.
     #[arg(long = "rpc_port", default_value_t = 0)]
@@ -130,6 +136,7 @@ pub struct Args {
 enum Strategy {
     Random,
     LocalFirst,
+    FreeRatioFirst,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -171,23 +178,18 @@ fn ratio(text: &str) -> Result<f64, String> {
         .ok_or_else(|| format!("{text:?} is not a number from 0 to 1"))
 }
 
-/// Writes two dashes before each flag: the stock master takes one or two. A short flag of one letter stays.
-fn with_two_dashes(argument: OsString) -> OsString {
-    match argument.as_encoded_bytes() {
-        [b'-', b'a'..=b'z', _, ..] => {
-            let mut flag = OsString::from("-");
-            flag.push(argument);
-            flag
-        }
-        _ => argument,
-    }
-}
-
 impl Args {
     /// Reads the arguments of this process. It ends if they are wrong, or if they request help.
     #[must_use]
     pub fn of_process() -> Self {
-        Self::parse_from(std::env::args_os().map(with_two_dashes))
+        Self::read(std::env::args_os()).unwrap_or_else(|error| error.exit())
+    }
+
+    fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        let arguments = stock::translate(arguments);
+        let arguments = arguments
+            .map_err(|refused| Self::command().error(ErrorKind::ValueValidation, refused))?;
+        Self::try_parse_from(arguments)
     }
 
     /// Checks what no single flag shows, and returns the settings of the index in a container with this limit of memory.
@@ -229,6 +231,7 @@ impl Args {
             placement: match self.allocation_strategy {
                 Strategy::Random => Placement::Random,
                 Strategy::LocalFirst => Placement::LocalFirst,
+                Strategy::FreeRatioFirst => Placement::FreeRatioFirst,
             },
             commit: match self.commit {
                 Committed::Sync => Commit::Sync,
@@ -357,7 +360,7 @@ mod tests {
     fn command_lines_of_the_stock_master_are_accepted() {
         let of = |arguments: &[&str]| {
             let all = ["mooncake_master"].iter().chain(arguments);
-            let args = Args::try_parse_from(all.map(OsString::from).map(with_two_dashes));
+            let args = Args::read(all.map(OsString::from));
             args.map(|args| (args.rpc().port(), args.admin().port(), args.threads()))
                 .map_err(|error| error.kind())
         };
@@ -369,11 +372,19 @@ mod tests {
         assert_eq!(of(&single), expected);
         let preferred = [&upstream[..], &["--rpc_thread_num=3", "-rpc_port=1"]].concat();
         assert_eq!(of(&preferred), Ok((1, 19003, 3)));
-        assert_eq!(of(&["-h"]), Err(clap::error::ErrorKind::DisplayHelp));
-        assert_eq!(
-            of(&["-none=1"]),
-            Err(clap::error::ErrorKind::UnknownArgument)
-        );
+        assert_eq!(of(&["-h"]), Err(ErrorKind::DisplayHelp));
+        assert_eq!(of(&["-none=1"]), Err(ErrorKind::UnknownArgument));
+        let template = [
+            &upstream[..],
+            &[
+                "--memory_allocator=offset",
+                "--enable_metric_reporting=false",
+                "--enable_offload=false",
+                "--allocation_strategy=free_ratio_first",
+            ],
+        ];
+        assert_eq!(of(&template.concat()), expected);
+        assert_eq!(of(&["--enable_ha"]), Err(ErrorKind::ValueValidation));
     }
 
     #[test]
@@ -390,7 +401,7 @@ mod tests {
     #[test]
     fn flags_that_contradict_each_other_or_have_no_effect_are_refused() {
         let refused = |flag: &str| {
-            let args = Args::try_parse_from(["mooncake-master", flag]);
+            let args = Args::read(["mooncake-master", flag].map(OsString::from));
             args.map_err(|error| error.to_string())
                 .and_then(|args| args.settings(None))
                 .is_err()

@@ -293,3 +293,37 @@ async fn clients_do_not_expire_while_the_program_is_stopped() {
     assert!(metrics.contains("\nmaster_expired_clients_total 0\n"));
     assert!(metrics.contains("\nmaster_key_count 2\n"), "{metrics}");
 }
+
+/// The table of `args/stock.rs` is compared with the record.
+#[tokio::test]
+async fn the_record_has_each_flag_of_the_stock_program_and_a_stock_command_line_starts_ours() {
+    let stock = mooncake_stock::MOONCAKE.site().unwrap();
+    let help = std::process::Command::new(stock.join("mooncake/mooncake_master"))
+        .arg("--help")
+        .output()
+        .unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    // A flag begins after four blanks, and its lines after six.
+    let joined = help.replace("\n      ", " ");
+    let flags = joined.lines().filter_map(|line| {
+        let flag = line.strip_prefix("    -")?;
+        let (name, _) = flag.split_once(' ')?;
+        let (_, typed) = flag.rsplit_once(" type: ")?;
+        let (kind, default) = typed.split_once(" default: ")?;
+        let default = default.split(' ').next()?;
+        Some(format!("{name} {kind} {default}"))
+    });
+    let recorded = include_str!("../src/args/stock_flags.txt");
+    let recorded: Vec<_> = recorded.lines().collect();
+    assert_eq!(flags.collect::<Vec<_>>(), recorded);
+
+    let host = Host::new().await;
+    let flags = [
+        "-memory_allocator=offset",
+        "--enable_metric_reporting=false",
+        "--enable_offload=false",
+        "--allocation_strategy=free_ratio_first",
+    ];
+    let _stock = host.stock(&flags).await;
+    let _ours = host.ours(&flags).await;
+}

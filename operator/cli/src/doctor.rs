@@ -65,7 +65,7 @@ pub fn doctor(snapshot: &Snapshot, release: &str, now: Timestamp) -> Doctor {
         findings.extend(control_plane::findings(snapshot, release, now));
         findings.extend(snapshot.nodes.iter().flat_map(node::findings));
         findings.extend(policy::findings(snapshot));
-        findings.extend(pod::pool_pods(snapshot));
+        findings.extend(pod::pool_pods(snapshot, now));
         findings.extend(pod::labelled(snapshot, now));
         let mut seen = BTreeSet::new();
         findings.retain(|finding| {

@@ -18,7 +18,7 @@ use kube::ResourceExt;
 use parking_lot::Mutex;
 
 use crate::cluster::drained::about;
-use crate::cluster::pool_pod::{PoolPodStatus, PoolService};
+use crate::cluster::pool_pod::{PoolPodStatus, PoolService, is_stuck};
 use crate::cluster::usage::Bytes;
 use crate::cluster::validate::Pool;
 use crate::pod::is_over;
@@ -27,8 +27,6 @@ use crate::pod::is_over;
 pub const MOST_EXCLUDED: usize = 500;
 /// Most percent of the other pool pods that a drain may fill. The space in use is known late, and is not in one piece.
 const MOST_FILLED: u32 = 90;
-/// How long after its grace period a pool pod counts. A kubelet that does not respond must not hold other drains.
-const KUBELET_LIMIT: Duration = Duration::from_secs(60);
 /// How long the cache may lag behind the DaemonSets.
 const CACHE_LAG: Duration = Duration::from_secs(10);
 /// Most nodes that a message names.
@@ -61,12 +59,11 @@ pub fn stored(
     now: Timestamp,
 ) -> Option<Stored> {
     let node = pod.spec.as_ref()?.node_name.clone()?;
-    // The time of the deletion and the grace period.
-    let ends = pod.metadata.deletion_timestamp.as_ref();
-    let late = ends.is_some_and(|ends| ends.0 + KUBELET_LIMIT < now);
-    if late || is_over(pod) {
+    // A kubelet that does not respond must not hold other drains.
+    if is_stuck(pod, now) || is_over(pod) {
         return None;
     }
+    let ends = pod.metadata.deletion_timestamp.is_some();
     let serving = match status.service {
         PoolService::Serving { bytes, .. } => Some(bytes),
         PoolService::NotServing { .. } | PoolService::Unknown { .. } => None,
@@ -74,8 +71,8 @@ pub fn stored(
     Some(Stored {
         node,
         bytes: serving.unwrap_or(made_bytes),
-        serves: serving.is_some() && ends.is_none(),
-        ends: ends.is_some(),
+        serves: serving.is_some() && !ends,
+        ends,
     })
 }
 
@@ -125,6 +122,11 @@ impl Decision {
         let drains = self.excluded.iter();
         let mut drains = drains.filter(|node| self.guarded.contains(*node));
         drains.next().is_some() || !self.waiting.is_empty() || !self.held.is_empty()
+    }
+
+    /// Whether the node is cordoned and has pool pods: `kubectl drain` may wait for its guard.
+    pub fn holds_drain_of(&self, node: &String) -> bool {
+        self.excluded.contains(node) || self.waiting.contains(node) || self.held.contains(node)
     }
 
     /// Why nodes keep their pool pods; `None` if none does.

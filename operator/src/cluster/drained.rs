@@ -5,11 +5,13 @@ use std::sync::Arc;
 use crds::cluster::MasterType;
 use crds::text::first_names;
 use crds::{ByteSize, ConditionStatus, ConditionType, NewCondition, Reason, condition};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
 
 use crate::cluster::cordoned::{Decision, HELD};
+use crate::cluster::pool_pod::is_stuck;
 use crate::pod::{is_over, node_of};
 
 /// Most pool pods that a message names.
@@ -50,10 +52,21 @@ impl Drains {
     }
 }
 
-/// The pool pods that end.
-pub fn ending(pods: &[Arc<Pod>]) -> impl Iterator<Item = &Arc<Pod>> {
+/// The pool pods that end, and those that the kubelet has not ended in time. PoolsReady has the cause of these.
+pub fn ending(pods: &[Arc<Pod>], now: Timestamp) -> (Vec<&Arc<Pod>>, Vec<&Arc<Pod>>) {
     pods.iter()
         .filter(|pod| pod.metadata.deletion_timestamp.is_some() && !is_over(pod))
+        .partition(|pod| !is_stuck(pod, now))
+}
+
+fn named(pods: &[&Arc<Pod>]) -> String {
+    let named = pods.iter().map(|pod| {
+        let node = node_of(pod).unwrap_or_default();
+        format!("{} ({node})", pod.name_any())
+    });
+    let mut named: Vec<String> = named.collect();
+    named.sort();
+    first_names(&named, MAX_PODS)
 }
 
 /// The condition; `None` before the first drain, and with a stock master, which moves nothing. `cordons` is what happens to
@@ -66,6 +79,7 @@ pub fn drained(
     cordons: &Decision,
     unguarded: Option<&(Reason, String)>,
     old: &[Condition],
+    now: Timestamp,
 ) -> Option<NewCondition> {
     if kind != MasterType::BuiltIn {
         return None;
@@ -79,7 +93,7 @@ pub fn drained(
         ))
     };
     let before = condition::find(old, ConditionType::Drained);
-    let ending: Vec<&Arc<Pod>> = ending(pods).collect();
+    let (ending, stuck) = ending(pods, now);
     let (held, waiting) = (cordons.held_message(), cordons.waiting_message());
     let others: Vec<String> = held.iter().chain(&waiting).cloned().collect();
     if ending.is_empty() {
@@ -98,18 +112,16 @@ pub fn drained(
             return is(false, *reason, message);
         }
         before?;
-        let message = "no pool pod ends".to_owned();
+        let message = match stuck.is_empty() {
+            true => "no pool pod ends".to_owned(),
+            false => format!(
+                "no pool pod moves keys; not ended in their grace period, see PoolsReady: {}",
+                named(&stuck)
+            ),
+        };
         return is(true, Reason::AsExpected, message);
     }
-    let mut named: Vec<String> = ending
-        .iter()
-        .map(|pod| {
-            let node = node_of(pod).unwrap_or_default();
-            format!("{} ({node})", pod.name_any())
-        })
-        .collect();
-    named.sort();
-    let named = first_names(&named, MAX_PODS);
+    let named = named(&ending);
     let mut message = format!("the keys of {named} move to other pool pods");
     let with_others = |message: String| {
         let mut parts = vec![message];
@@ -194,7 +206,7 @@ mod tests {
             &[],
             std::slice::from_ref(new),
             Some(1),
-            jiff::Timestamp::UNIX_EPOCH,
+            Timestamp::UNIX_EPOCH,
         )
     }
 
@@ -206,6 +218,7 @@ mod tests {
             &Decision::default(),
             None,
             old,
+            Timestamp::UNIX_EPOCH,
         )
     }
 
@@ -214,7 +227,15 @@ mod tests {
         let (some, none) = (pods(ENDS), pods(NONE));
         assert_eq!(ours(&none, drains(0, 0), &[]), None);
         let none_cordoned = Decision::default();
-        let stock = drained(MasterType::Stock, &some, None, &none_cordoned, None, &[]);
+        let stock = drained(
+            MasterType::Stock,
+            &some,
+            None,
+            &none_cordoned,
+            None,
+            &[],
+            Timestamp::UNIX_EPOCH,
+        );
         assert_eq!(stock, None);
 
         let begun = ours(&some, None, &[]).unwrap();
@@ -244,6 +265,25 @@ mod tests {
         );
         let later = ours(&none, None, &stored(&ended)).unwrap();
         assert_eq!(later.message, ended.message);
+    }
+
+    #[test]
+    fn a_pool_pod_that_its_kubelet_does_not_end_moves_no_keys() {
+        let (kind, calm) = (MasterType::BuiltIn, Decision::default());
+        let begun = ours(&pods(ENDS), None, &[]).unwrap();
+        let later = |time: &str| {
+            let now = time.parse().unwrap();
+            drained(kind, &pods(ENDS), None, &calm, None, &stored(&begun), now).unwrap()
+        };
+        assert_eq!(later("2026-01-01T00:01:00Z").message, begun.message);
+        let stuck = later("2026-01-01T00:01:01Z");
+        assert_eq!(
+            (stuck.state, stuck.message.as_str()),
+            (
+                ConditionStatus::True,
+                "no pool pod moves keys; not ended in their grace period, see PoolsReady: a (n1)"
+            )
+        );
     }
 
     #[test]
@@ -279,7 +319,16 @@ mod tests {
         };
         let calm = Decision::default();
         let with = |pods: &[Arc<Pod>], cordons: &Decision, unguarded, old: &[Condition]| {
-            drained(MasterType::BuiltIn, pods, None, cordons, unguarded, old)
+            let now = Timestamp::UNIX_EPOCH;
+            drained(
+                MasterType::BuiltIn,
+                pods,
+                None,
+                cordons,
+                unguarded,
+                old,
+                now,
+            )
         };
         let (some, none) = (pods(ENDS), pods(NONE));
         let kept = with(&none, &held, None, &[]).unwrap();

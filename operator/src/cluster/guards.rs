@@ -1,6 +1,11 @@
-//! Creates a guard on each node with pool pods, and deletes it when none is left: then `kubectl drain` goes on.
+//! Creates a guard on each node with pool pods, and deletes it when none is left: then `kubectl drain` goes on. Replaces guards that
+//! were created for another spec, for example by an earlier release.
+//!
+//! ```text
+//! outdated --(does not run)--> deleted --> gone --> created
+//! outdated --(runs; its node is not cordoned; fewer than maxUnavailable guards are away)--> deleted --> gone --> created
+//! ```
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,11 +15,11 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Client, ResourceExt};
 
 use crate::apply::{Error, Writer, owner};
-use crate::cluster::cordoned::MAX_NODES;
+use crate::cluster::cordoned::{Decision, MAX_NODES};
 use crate::cluster::desired::guard;
 use crate::cluster::pool_pod::pending;
 use crate::cluster::validate::{Settings, Valid};
-use crate::pod::{is_over, not_running};
+use crate::pod::{is_over, is_ready, not_running};
 use crate::untyped;
 
 /// Most guards that one reconcile creates. The watch event of each causes the next reconcile.
@@ -37,39 +42,62 @@ pub struct Plan {
     pub recheck: bool,
 }
 
-/// Decides. `guarded` are the nodes that need one, `existing` are the pods with the label of guards. Pure.
+/// Decides. `cordons` has the nodes that need a guard and those whose guard may hold a drain, `existing` are the pods with the label of
+/// guards. Pure.
 pub fn plan(
     cluster: &Valid,
-    guarded: &BTreeSet<String>,
+    settings: &Settings,
+    cordons: &Decision,
     existing: &[Arc<Pod>],
     now: Timestamp,
 ) -> Plan {
     let mut plan = Plan::default();
-    let mut absent = guarded.clone();
+    let revision = guard::revision(cluster, settings);
+    let mut absent = cordons.guarded.clone();
+    // Guards that run and are to be replaced, and those that do not run although they should.
+    let mut outdated = Vec::new();
+    let mut away = 0;
     for pod in existing {
         let ours = owner(&pod.metadata).is_some_and(|owner| owner.uid == cluster.uid);
         let node = guard::node_of(pod);
         if !ours {
             continue;
         }
-        let wanted = node.as_ref().is_some_and(|node| absent.remove(node));
+        let wanted = node.as_ref().filter(|node| absent.remove(*node));
         if pod.metadata.deletion_timestamp.is_some() {
             // Its name is free when it is gone.
+            away += usize::from(wanted.is_some());
             continue;
         }
+        let Some(node) = wanted else {
+            plan.delete.push(pod.clone());
+            continue;
+        };
         let created = pod.creation_timestamp();
         let older = |age| created.as_ref().is_none_or(|created| created.0 + age < now);
-        if !wanted || is_over(pod) && older(REPLACEMENT_AGE) {
+        let is_outdated = guard::revision_of(pod) != Some(&revision);
+        let cause = idle(pod);
+        if cause.is_none() && !is_over(pod) {
+            // On a node that does not respond it would not end.
+            let responds = is_ready(pod) || stopped(pod).is_some();
+            let replaceable = responds && !cordons.holds_drain_of(node);
+            outdated.extend((is_outdated && replaceable).then_some(pod));
+            continue;
+        }
+        away += 1;
+        if is_outdated || is_over(pod) && older(REPLACEMENT_AGE) {
             plan.delete.push(pod.clone());
-        } else if is_over(pod) {
-            plan.recheck = true;
-        } else if let Some(cause) = idle(pod) {
-            plan.recheck = true;
-            if older(START_AGE) {
-                plan.idle.extend(node.map(|node| (node, cause)));
-            }
+            continue;
+        }
+        plan.recheck = true;
+        if !is_over(pod) && older(START_AGE) {
+            plan.idle.extend(cause.map(|cause| (node.clone(), cause)));
         }
     }
+    // `kubectl drain` does not wait on a node whose guard is away, so few are, and none more while the new ones do not start.
+    let limit = cluster.update.max_unavailable.of(cordons.guarded.len());
+    let room = limit.saturating_sub(away + absent.len());
+    plan.delete.extend(outdated.into_iter().take(room).cloned());
     plan.idle.sort();
     plan.create = absent.into_iter().take(AT_ONCE).collect();
     plan
@@ -85,11 +113,13 @@ fn idle(pod: &Pod) -> Option<String> {
     if pod.spec.as_ref()?.node_name.is_none() {
         return Some(pending(pod));
     }
-    let mut containers = status
-        .into_iter()
-        .flat_map(|status| status.container_statuses.iter().flatten());
-    let cause = containers.find_map(not_running);
-    Some(cause.unwrap_or_else(|| "it has not started".to_owned()))
+    Some(stopped(pod).unwrap_or_else(|| "it has not started".to_owned()))
+}
+
+/// Why the container does not run, as the kubelet reports it.
+fn stopped(pod: &Pod) -> Option<String> {
+    let statuses = pod.status.as_ref()?.container_statuses.iter().flatten();
+    statuses.into_iter().find_map(not_running)
 }
 
 impl Plan {
@@ -136,10 +166,18 @@ mod tests {
     use crate::fixture;
 
     fn guard_on(node: &str, edit: impl Fn(&mut Pod)) -> Arc<Pod> {
-        let cluster = cluster();
-        let mut pod = guard::pod(&cluster, &fixture::settings(), node);
-        pod.status = serde_yaml_ng::from_str("{phase: Running}").unwrap();
+        guard_of(&fixture::settings(), node, edit)
+    }
+
+    /// A guard as the cache shows it.
+    fn guard_of(settings: &Settings, node: &str, edit: impl Fn(&mut Pod)) -> Arc<Pod> {
+        let mut pod = guard::pod(&cluster(), settings, node);
+        pod.status = serde_yaml_ng::from_str(
+            "{phase: Running, conditions: [{type: Ready, status: 'True'}]}",
+        )
+        .unwrap();
         edit(&mut pod);
+        crate::cache::prune::pod(&mut pod);
         Arc::new(pod)
     }
 
@@ -147,12 +185,117 @@ mod tests {
         fixture::valid("{master: {type: BuiltIn}, update: {onCordon: Drain}}")
     }
 
+    fn now() -> Timestamp {
+        "2026-01-01T00:10:00Z".parse().unwrap()
+    }
+
+    fn guarding(nodes: &[&str]) -> Decision {
+        Decision {
+            guarded: nodes.iter().map(|node| (*node).to_owned()).collect(),
+            ..Decision::default()
+        }
+    }
+
     fn planned(guarded: &[&str], existing: &[Arc<Pod>]) -> (Vec<String>, Vec<String>, bool) {
-        let guarded = guarded.iter().map(|node| (*node).to_owned()).collect();
-        let now: Timestamp = "2026-01-01T00:10:00Z".parse().unwrap();
-        let plan = plan(&cluster(), &guarded, existing, now);
+        plan_of(&cluster(), &guarding(guarded), existing)
+    }
+
+    /// What is created and deleted, and whether the plan is looked at again.
+    fn plan_of(
+        cluster: &Valid,
+        cordons: &Decision,
+        existing: &[Arc<Pod>],
+    ) -> (Vec<String>, Vec<String>, bool) {
+        let plan = plan(cluster, &fixture::settings(), cordons, existing, now());
         let deleted = plan.delete.iter().map(|pod| pod.name_any()).collect();
         (plan.create, deleted, plan.recheck)
+    }
+
+    /// Guards that the release before has created, without the annotation, or with another priority.
+    fn outdated_on(node: &str, edit: impl Fn(&mut Pod)) -> Arc<Pod> {
+        let before = Settings {
+            guard_priority_class: None,
+            ..fixture::settings()
+        };
+        guard_of(&before, node, edit)
+    }
+
+    #[test]
+    fn outdated_guards_are_replaced_a_few_at_a_time_and_none_while_another_is_away() {
+        let nodes = ["n1", "n2", "n3"];
+        let cordons = guarding(&nodes);
+        let mut guards: Vec<_> = nodes.map(|node| outdated_on(node, |_| {})).into();
+        // Created by the first release with guards.
+        guards[0] = outdated_on("n1", |pod| {
+            let annotations = pod.metadata.annotations.as_mut().unwrap();
+            annotations.retain(|key, _| key == "mooncake.io/node");
+        });
+        let of = |guards: &[Arc<Pod>]| plan_of(&cluster(), &cordons, guards);
+        let deletes = |node: &str| (vec![], vec![format!("kv-guard-{node}")], false);
+        let nothing = (vec![], vec![], false);
+        assert_eq!(of(&guards), deletes("n1"));
+        guards[0] = outdated_on("n1", |pod| {
+            pod.metadata.deletion_timestamp =
+                serde_yaml_ng::from_str("'2026-01-01T00:10:00Z'").unwrap();
+        });
+        assert_eq!(of(&guards), nothing, "the first one ends");
+        let created = (vec!["n1".to_owned()], vec![], false);
+        assert_eq!(of(&guards[1..]), created, "and is created at once");
+        let starting = |pod: &mut Pod| {
+            pod.status = serde_yaml_ng::from_str("{phase: Pending}").unwrap();
+        };
+        guards[0] = guard_on("n1", starting);
+        assert_eq!(of(&guards), (vec![], vec![], true), "the new one starts");
+        guards[0] = guard_on("n1", |_| {});
+        assert_eq!(of(&guards), deletes("n2"));
+        let current = nodes.map(|node| guard_on(node, |_| {}));
+        assert_eq!(of(&current), nothing, "at rest");
+
+        let all = nodes.map(|node| outdated_on(node, |_| {}));
+        let wide = "{master: {type: BuiltIn}, update: {onCordon: Drain, maxUnavailable: 2}}";
+        let (_, deleted, _) = plan_of(&fixture::valid(wide), &cordons, &all);
+        assert_eq!(deleted, ["kv-guard-n1", "kv-guard-n2"]);
+    }
+
+    #[test]
+    fn an_outdated_guard_stays_while_its_node_is_cordoned_or_does_not_respond() {
+        let holds: [fn(&mut Decision, String); 3] = [
+            |cordons, node| cordons.excluded.extend([node]),
+            |cordons, node| cordons.waiting.push(node),
+            |cordons, node| cordons.held.push(node),
+        ];
+        let both = ["n1", "n2"].map(|node| outdated_on(node, |_| {}));
+        for hold in holds {
+            let mut cordons = guarding(&["n1", "n2"]);
+            hold(&mut cordons, "n1".to_owned());
+            let (_, deleted, _) = plan_of(&cluster(), &cordons, &both);
+            assert_eq!(deleted, ["kv-guard-n2"], "{cordons:?}");
+        }
+        let silent = outdated_on("n1", |pod| {
+            pod.status = serde_yaml_ng::from_str(
+                "{phase: Running, conditions: [{type: Ready, status: 'False'}]}",
+            )
+            .unwrap();
+        });
+        let (_, deleted, _) = planned(&["n1", "n2"], &[silent, both[1].clone()]);
+        assert_eq!(deleted, ["kv-guard-n2"]);
+        let crashes = outdated_on("n1", |pod| {
+            pod.status = serde_yaml_ng::from_str(
+                "{phase: Running, containerStatuses: [{name: guard, image: i, imageID: '', ready: false, restartCount: 9, \
+                 state: {waiting: {reason: CrashLoopBackOff}}}]}",
+            )
+            .unwrap();
+        });
+        let (_, deleted, _) = planned(&["n1", "n2"], &[crashes, both[1].clone()]);
+        assert_eq!(deleted, ["kv-guard-n1"]);
+        // One that does not run holds nothing, also on a cordoned node.
+        let idle = outdated_on("n1", |pod| {
+            pod.status = serde_yaml_ng::from_str("{phase: Pending}").unwrap();
+        });
+        let mut cordons = guarding(&["n1"]);
+        cordons.held = vec!["n1".to_owned()];
+        let (_, deleted, _) = plan_of(&cluster(), &cordons, &[idle]);
+        assert_eq!(deleted, ["kv-guard-n1"]);
     }
 
     #[test]
@@ -208,13 +351,8 @@ mod tests {
             })
         };
         let reported = |guard: Arc<Pod>| {
-            let now: Timestamp = "2026-01-01T00:10:00Z".parse().unwrap();
-            let plan = plan(
-                &cluster(),
-                &BTreeSet::from(["n1".to_owned()]),
-                &[guard],
-                now,
-            );
+            let (cluster, settings) = (cluster(), fixture::settings());
+            let plan = plan(&cluster, &settings, &guarding(&["n1"]), &[guard], now());
             assert!(plan.recheck && plan.delete.is_empty() && plan.create.is_empty());
             plan.idle_message()
         };

@@ -1,15 +1,21 @@
 //! Whether one pool pod serves, from the pod, its node's agent and its master. Pure.
 
+use std::time::Duration;
+
 use crds::cluster::Transport;
 use crds::condition::find;
 use crds::node::{POOLS_LIMIT, PoolState};
 use crds::{ConditionStatus, ConditionType, MooncakeNode, Reason, Vocabulary, Word};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Resource, ResourceExt};
 
 use crate::cache::evictions;
 use crate::cluster::instance;
 use crate::pod::{POOL_CONTAINER, is_over, node_of, not_running, unscheduled};
+
+/// How long after its grace period a pool pod may end.
+const KUBELET_LIMIT: Duration = Duration::from_secs(60);
 
 /// State of one pool pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,17 +47,29 @@ pub enum PoolService {
     },
 }
 
+/// When a pool pod that ends is stuck. Its deletion timestamp includes the grace period.
+pub fn stuck_from(pod: &Pod) -> Option<Timestamp> {
+    let ends = pod.meta().deletion_timestamp.as_ref()?;
+    ends.0.checked_add(KUBELET_LIMIT).ok()
+}
+
+/// True if the kubelet has not ended the pod in its grace period.
+pub fn is_stuck(pod: &Pod, now: Timestamp) -> bool {
+    stuck_from(pod).is_some_and(|from| from < now)
+}
+
 /// Evaluates `pod`. `report` is its node's MooncakeNode; `master` is the UID of the pod that is the
 /// master now.
 pub fn evaluate(
     pod: &Pod,
     mooncake_node: Option<&MooncakeNode>,
     master: Option<&str>,
+    now: Timestamp,
 ) -> PoolPodStatus {
     PoolPodStatus {
         pod: pod.name_any(),
         node: node_of(pod).unwrap_or_default(),
-        service: service(pod, mooncake_node, master),
+        service: service(pod, mooncake_node, master, now),
         metadata_failure: metadata_failure(pod, mooncake_node),
     }
 }
@@ -71,10 +89,19 @@ pub fn eviction_message(kubelet: &str) -> String {
     format!("the kubelet evicted it: {kubelet}")
 }
 
-fn service(pod: &Pod, mooncake_node: Option<&MooncakeNode>, master: Option<&str>) -> PoolService {
+fn service(
+    pod: &Pod,
+    mooncake_node: Option<&MooncakeNode>,
+    master: Option<&str>,
+    now: Timestamp,
+) -> PoolService {
     let not = |reason, message: String| PoolService::NotServing { reason, message };
     if let Some(message) = evictions::kubelet_message(pod) {
         return not(Reason::PoolPodEvicted, eviction_message(&message));
+    }
+    if is_stuck(pod, now) && !is_over(pod) {
+        let (reason, message) = stuck(pod, mooncake_node);
+        return not(reason, message);
     }
     if pod.meta().deletion_timestamp.is_some() {
         return not(Reason::Draining, "the pod is being deleted".to_owned());
@@ -92,6 +119,24 @@ fn service(pod: &Pod, mooncake_node: Option<&MooncakeNode>, master: Option<&str>
     match current_report(mooncake_node) {
         Ok(mooncake_node) => reported_service(pod, mooncake_node, master),
         Err((reason, message)) => PoolService::Unknown { reason, message },
+    }
+}
+
+/// Why the kubelet has not ended a pod: it is not a drain any more.
+fn stuck(pod: &Pod, mooncake_node: Option<&MooncakeNode>) -> (Reason, String) {
+    let ends = pod.meta().deletion_timestamp.as_ref();
+    let ends = ends.map_or_else(String::new, |ends| ends.0.to_string());
+    let lead = format!("it was to end by {ends}, and its kubelet has not ended it");
+    match current_report(mooncake_node) {
+        Ok(_) => {
+            let remedy = "Read the log of the kubelet and of the container runtime of the node, and restart them";
+            (Reason::PoolPodNotReady, format!("{lead}. {remedy}"))
+        }
+        Err((reason, message)) => {
+            let remedy = "If the node does not come back, delete its Node: kubectl delete node";
+            let node = node_of(pod).unwrap_or_default();
+            (reason, format!("{lead}: {message}. {remedy} {node}"))
+        }
     }
 }
 

@@ -20,7 +20,7 @@ use crate::cluster::injection;
 use crate::cluster::observe::Observed;
 use crate::cluster::pool_pod::{PoolPodStatus, PoolService};
 use crate::cluster::validate::Valid;
-use crate::cluster::{rollout, transport};
+use crate::cluster::{pool_pod, rollout, transport};
 use crate::compute_domain::status::DomainStatus;
 use crate::compute_domain::view::RECHECK_PERIOD;
 use crate::pod::{not_running, unscheduled};
@@ -105,6 +105,7 @@ pub fn compute(
         cordons,
         unguarded,
         &old.conditions,
+        now,
     ));
     let bytes: u64 = pod_statuses
         .iter()
@@ -149,7 +150,13 @@ pub fn next_reconcile(facts: &Facts<'_>, conditions: &[Condition], open: bool) -
         let left = at.duration_since(transport.now);
         Duration::try_from(left).ok()
     });
+    // What a pool pod that does not end is reported as changes with time. After a whole second, so that it is stuck by then.
+    let ends = facts.observed.pool_pods.iter().filter_map(|pod| {
+        let left = pool_pod::stuck_from(pod)?.duration_since(transport.now);
+        Some(Duration::try_from(left).ok()? + Duration::from_secs(1))
+    });
     let periods = [
+        ends.min(),
         (!at_rest).then_some(PERIOD),
         facts.rollout.recheck,
         waits.then_some(RECHECK_PERIOD),
@@ -290,9 +297,16 @@ fn summary(
 
 /// True if `spec.minReadyPercent` of the nodes serve, rounded up, and the DaemonSets have counted them.
 fn enough_serve(facts: &Facts<'_>, serving: usize, wanted: usize) -> bool {
-    let mut sets = facts.pools.iter().map(|set| scheduled(set.as_ref()?));
+    let sets = facts.pools.iter().filter(|set| !is_staged(facts, set));
+    let mut sets = sets.map(|set| scheduled(set.as_ref()?));
     let counted = sets.all(|scheduled| scheduled.is_some_and(|scheduled| scheduled.desired > 0));
     counted && wanted > 0 && serving * 100 >= wanted * usize::from(facts.cluster.min_ready_percent)
+}
+
+/// Whether a pool that was added during a pause has no DaemonSet yet. The cluster is as Ready as without it. Where no pool has one, the
+/// cluster was created during the pause.
+fn is_staged(facts: &Facts<'_>, set: &Option<DaemonSet>) -> bool {
+    facts.withheld.is_some() && set.is_none() && facts.pools.iter().any(Option::is_some)
 }
 
 /// Causes that stay until the user changes something.
@@ -393,7 +407,8 @@ fn trouble(pod: &Pod) -> String {
 
 fn pools_ready(facts: &Facts<'_>) -> NewCondition {
     let kind = ConditionType::PoolsReady;
-    for (pool, set) in facts.cluster.pools.iter().zip(facts.pools) {
+    let pools = || facts.cluster.pools.iter().zip(facts.pools);
+    for (pool, set) in pools().filter(|(_, set)| !is_staged(facts, set)) {
         let Some(wanted) = set.as_ref().and_then(scheduled) else {
             let message = format!("pool {}: its DaemonSet is not processed yet", pool.name);
             return NewCondition::new(kind, false, Reason::Progressing, message);
@@ -407,6 +422,14 @@ fn pools_ready(facts: &Facts<'_>) -> NewCondition {
         let mut message = format!("{} pool pods serve", facts.pod_statuses.len());
         if facts.rollout.step != rollout::Step::Done {
             message.push_str(&format!("; {}", facts.rollout.step));
+        }
+        let staged = pools().filter(|(_, set)| is_staged(facts, set));
+        let staged: Vec<&str> = staged.map(|(pool, _)| pool.name.as_str()).collect();
+        if !staged.is_empty() {
+            message.push_str(&format!(
+                "; created after the pause: pool {}",
+                first_clauses(&staged, MAX_LISTED)
+            ));
         }
         let foreign = &facts.observed.foreign_pods;
         if !foreign.is_empty() {

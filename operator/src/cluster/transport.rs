@@ -79,6 +79,8 @@ pub struct Facts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fallback {
     Unusable,
+    /// Whether a node has lost its proof is not known now.
+    Unknown,
     UsableSince(Timestamp),
 }
 
@@ -179,7 +181,7 @@ impl Facts {
     fn usable_since(&self) -> Option<Timestamp> {
         let fallback = self.fallback?;
         (self.wanted() == Some(Transport::Rdma)).then_some(match fallback {
-            Fallback::Unusable => self.now,
+            Fallback::Unusable | Fallback::Unknown => self.now,
             Fallback::UsableSince(since) => since,
         })
     }
@@ -196,7 +198,8 @@ impl Facts {
         Some(match self.wanted() {
             Some(Transport::Tcp) => Fallback::Unusable,
             Some(Transport::Rdma) => self.usable_since().map_or(last, Fallback::UsableSince),
-            // Silence of an agent is no loss of a proof.
+            // A node whose agent is silent may have lost its proof and got it again meanwhile, for example over a reboot.
+            None if !self.lacking(true).is_empty() => Fallback::Unknown,
             None => last,
         })
     }
@@ -245,8 +248,11 @@ pub fn has_claims(decided: Option<Transport>, before: Option<Transport>) -> bool
 
 fn stored_fallback(conditions: &[Condition]) -> Option<Fallback> {
     let usable = find(conditions, ConditionType::RdmaUsable)?;
-    Some(if usable.status == ConditionStatus::True.as_str() {
+    let is = |state: ConditionStatus| usable.status == state.as_str();
+    Some(if is(ConditionStatus::True) {
         Fallback::UsableSince(usable.last_transition_time.0)
+    } else if is(ConditionStatus::Unknown) {
+        Fallback::Unknown
     } else {
         Fallback::Unusable
     })

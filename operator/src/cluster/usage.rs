@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crds::{MooncakeCluster, names};
 use futures::StreamExt;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use parking_lot::Mutex;
@@ -118,7 +119,8 @@ impl Meter {
         };
         let known = self.readings.lock().get(&uid).cloned();
         let known = known.filter(|known| Some(&known.master) == master.uid().as_ref());
-        let draining = ending(&caches.pods_of.of(&name)).next().is_some();
+        let pods = caches.pods_of.of(&name);
+        let draining = !ending(&pods, Timestamp::now()).0.is_empty();
         if known
             .as_ref()
             .is_some_and(|known| known.fresh(known.at.elapsed(), draining))

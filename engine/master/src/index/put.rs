@@ -296,7 +296,10 @@ impl Index {
         } else {
             &config.host_id
         };
-        let places = self.segments.place(request.size, count, &preferred, host);
+        let freest = self.settings.placement == Placement::FreeRatioFirst;
+        let places = self
+            .segments
+            .place(request.size, count, &preferred, host, freest);
         if places.is_empty() {
             let shortage = self.segments.shortage(request.size);
             self.counters.failed_allocations += 1;

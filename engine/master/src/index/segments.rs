@@ -88,6 +88,9 @@ pub(crate) struct Place {
     pub(crate) offset: u64,
 }
 
+/// Names of which one is chosen by its free part.
+const SAMPLE: usize = 6;
+
 #[derive(Debug, Default)]
 pub(crate) struct Segments {
     slots: SlotMap<SegmentId, Mounted>,
@@ -268,13 +271,14 @@ impl Segments {
     }
 
     /// Allocates at most `count` ranges of `size` bytes below different names: below `preferred` names first, then in segments of
-    /// this host and of the next ones by name.
+    /// this host and of the next ones by name, or with `freest` below names with a large free part.
     pub(crate) fn place(
         &mut self,
         size: u64,
         count: u64,
         preferred: &[&str],
         host: &str,
+        freest: bool,
     ) -> Vec<Place> {
         let wanted = usize::try_from(count)
             .unwrap_or(usize::MAX)
@@ -289,7 +293,7 @@ impl Segments {
         // The last pass comes to each name once, so without others nothing is noted. A full cluster tries all names.
         let mut tried = vec![
             false;
-            if first.is_empty() && host.is_empty() {
+            if first.is_empty() && host.is_empty() && !freest {
                 0
             } else {
                 self.names.len()
@@ -308,6 +312,11 @@ impl Segments {
                 }
             }
             near = self.host_after(&name, host);
+        }
+        for _ in places.len()..wanted * usize::from(freest) {
+            let Some(at) = self.freest(&tried) else { break };
+            tried[at] = true;
+            self.place_below(at, size, &mut places);
         }
         for step in 0..self.names.len() {
             if places.len() >= wanted {
@@ -342,6 +351,26 @@ impl Segments {
         let first = local.partition_point(|&at| at < start);
         local.rotate_left(first);
         local
+    }
+
+    /// Returns that of some names, which begin at a random one, of whose open segments the largest part is free.
+    fn freest(&mut self, tried: &[bool]) -> Option<usize> {
+        let start = self.start();
+        let all = self.names.len();
+        let some = (0..all).map(|step| (start + step) % all);
+        let some = some.filter(|&at| !tried[at]).take(SAMPLE);
+        let part = |at: &usize| {
+            let segments = self.names[*at].segments.iter().map(|&id| &self.slots[id]);
+            let mut sums = (0_u128, 0_u128);
+            for mounted in segments.filter(|mounted| mounted.is_open()) {
+                let (size, used) = (mounted.space.size(), mounted.space.used());
+                sums.0 += u128::from(size.saturating_sub(used)) << 32;
+                sums.1 += u128::from(size);
+            }
+            sums.0 / sums.1.max(1)
+        };
+        // Of equal ones the first, so that empty segments fill at random.
+        some.min_by_key(|at| std::cmp::Reverse(part(at)))
     }
 
     fn place_below(&mut self, at: usize, size: u64, places: &mut Vec<Place>) {

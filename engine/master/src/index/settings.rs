@@ -10,6 +10,8 @@ pub enum Placement {
     Random,
     /// In a segment with the writer's host ID, if there is one.
     LocalFirst,
+    /// In that of some random segments of which the largest part is free.
+    FreeRatioFirst,
 }
 
 /// When the end of a put is answered.

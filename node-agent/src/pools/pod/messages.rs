@@ -111,7 +111,10 @@ fn judged(mut report: PoolReport, ports: &[RdmaPort], verdict: Verdict) -> PoolR
             report.reason = Reason::NoUsableTransport.into();
             let ports: Vec<_> = ports.iter().map(ToString::to_string).collect();
             report.message = match ports.is_empty() {
-                true => format!("it is served over TCP only, and its cluster uses RDMA: {why}"),
+                true => format!(
+                    "it is served over TCP only, and its cluster uses RDMA. Pods with RDMA fail on its keys, and new keys are \
+                     placed in it until a port is proved or this pool pod is deleted: {why}"
+                ),
                 false => format!(
                     "it is served over {}, which peers may not reach: {why}",
                     ports.join(", ")
@@ -233,7 +236,8 @@ mod tests {
         assert_eq!((&*state, &*transport), ("Refused/NoUsableTransport", "Tcp"));
         assert_eq!(
             message,
-            "it is served over TCP only, and its cluster uses RDMA: rxe0 port 1: PortNotActive"
+            "it is served over TCP only, and its cluster uses RDMA. Pods with RDMA fail on its keys, and new keys are placed in it \
+             until a port is proved or this pool pod is deleted: rxe0 port 1: PortNotActive"
         );
         let (state, transport, message) = seen(std::slice::from_ref(&port), unproved());
         assert_eq!(

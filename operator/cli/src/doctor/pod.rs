@@ -22,7 +22,7 @@ use crate::snapshot::{Snapshot, with_component};
 const DEADLINE_SECONDS: u32 = 120;
 
 /// Pool pods that do not serve.
-pub(super) fn pool_pods(snapshot: &Snapshot) -> Vec<Finding> {
+pub(super) fn pool_pods(snapshot: &Snapshot, now: Timestamp) -> Vec<Finding> {
     let (nodes, masters) = (snapshot.nodes_by_name(), snapshot.masters());
     let master = |pod: &Pod| {
         let cluster = pod.labels().get(names::LABEL_CLUSTER)?;
@@ -45,7 +45,7 @@ pub(super) fn pool_pods(snapshot: &Snapshot) -> Vec<Finding> {
         .filter_map(|pod| {
             let node = node_of(pod).unwrap_or_default();
             let report = nodes.get(node.as_str()).copied();
-            let service = evaluate(pod, report, master(pod).as_deref()).service;
+            let service = evaluate(pod, report, master(pod).as_deref(), now).service;
             pool_pod(pod, service, has_nodes).map(|finding| finding.on(node))
         })
         .collect()

@@ -209,3 +209,30 @@ fn a_cordon_triggers_the_clusters_that_drain_cordoned_nodes() {
     assert_eq!(of_node(None, &cordoned), both);
     assert!(of_node(Some(&cordoned), &later).is_empty());
 }
+
+/// Which guards are replaced is read from their annotations and status, and the nodes on which none is from `of_node`.
+#[test]
+fn a_changed_guard_triggers_its_cluster_alone() {
+    let guard = |version: &str, more: &str, status: &str| {
+        let mut pod: Pod = serde_yaml_ng::from_str(&format!(
+            "{{metadata: {{name: kv-guard-n1, namespace: team, resourceVersion: '{version}', labels: {{mooncake.io/cluster: a, \
+             mooncake.io/component: guard}}, annotations: {{mooncake.io/node: n1, {more}}}}}, spec: {{nodeName: n1, containers: []}}, \
+             status: {status}}}"
+        ))
+        .unwrap();
+        super::super::prune::pod(&mut pod);
+        pod
+    };
+    let runs = "{phase: Running, conditions: [{type: Ready, status: 'True'}]}";
+    let first = guard("1", "", runs);
+    let cluster = [named_cluster("a")];
+    let outdated = guard("2", "mooncake.io/guard-spec: other", runs);
+    assert_eq!(of_component(Some(&first), &outdated), cluster);
+    let silent = "{phase: Running, conditions: [{type: Ready, status: 'False'}]}";
+    assert_eq!(of_component(Some(&first), &guard("2", "", silent)), cluster);
+    assert_eq!(
+        of_component(Some(&first), &guard("2", "", "{phase: Failed}")),
+        cluster
+    );
+    assert!(of_component(Some(&first), &guard("2", "", runs)).is_empty());
+}

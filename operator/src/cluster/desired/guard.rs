@@ -20,6 +20,8 @@ use crate::pod_parts::{amounts, container_security, pod_security};
 
 /// On a guard: the node that it guards.
 const ANNOTATION_NODE: &str = "mooncake.io/node";
+/// On a guard: fingerprint of its spec. A guard with another one is outdated. The cache keeps no spec of a pod.
+const ANNOTATION_SPEC: &str = "mooncake.io/guard-spec";
 /// Longest name of a Pod.
 const LONGEST_NAME: usize = 253;
 /// Taints that a node gets while it is cordoned or unhealthy. Pods of DaemonSets tolerate them as well.
@@ -64,39 +66,56 @@ pub fn pod(cluster: &Valid, settings: &Settings, node: &str) -> Pod {
         .labels
         .get_or_insert_default()
         .extend(component(cluster, names::COMPONENT_GUARD));
-    metadata.annotations = Some(BTreeMap::from([(
-        ANNOTATION_NODE.to_owned(),
-        node.to_owned(),
-    )]));
+    metadata.annotations = Some(BTreeMap::from([
+        (ANNOTATION_NODE.to_owned(), node.to_owned()),
+        (ANNOTATION_SPEC.to_owned(), revision(cluster, settings)),
+    ]));
     Pod {
         metadata,
         spec: Some(PodSpec {
-            service_account_name: Some(names::pool_service(&cluster.name)),
-            automount_service_account_token: Some(false),
-            enable_service_links: Some(false),
             affinity: Some(on(node)),
-            tolerations: Some(tolerations(cluster)),
-            // Not that of pool pods: autoscalers do not count pods of a low priority, and remove the node without a drain.
-            priority_class_name: settings.guard_priority_class.clone(),
-            termination_grace_period_seconds: Some(5),
-            security_context: Some(pod_security()),
-            containers: vec![Container {
-                name: names::COMPONENT_GUARD.to_owned(),
-                image: Some(settings.pool_image.clone()),
-                image_pull_policy: Some("IfNotPresent".to_owned()),
-                command: Some(vec!["/pool".to_owned(), "guard".to_owned()]),
-                resources: Some(ResourceRequirements {
-                    requests: Some(amounts([("cpu", "1m"), ("memory", "8Mi")])),
-                    limits: Some(amounts([("memory", "16Mi")])),
-                    claims: None,
-                }),
-                security_context: Some(container_security()),
-                ..Container::default()
-            }],
-            ..PodSpec::default()
+            ..spec(cluster, settings)
         }),
         status: None,
     }
+}
+
+/// What the guards of all nodes have in common.
+fn spec(cluster: &Valid, settings: &Settings) -> PodSpec {
+    PodSpec {
+        service_account_name: Some(names::pool_service(&cluster.name)),
+        automount_service_account_token: Some(false),
+        enable_service_links: Some(false),
+        tolerations: Some(tolerations(cluster)),
+        // Not that of pool pods: autoscalers do not count pods of a low priority, and remove the node without a drain.
+        priority_class_name: settings.guard_priority_class.clone(),
+        termination_grace_period_seconds: Some(5),
+        security_context: Some(pod_security()),
+        containers: vec![Container {
+            name: names::COMPONENT_GUARD.to_owned(),
+            image: Some(settings.pool_image.clone()),
+            image_pull_policy: Some("IfNotPresent".to_owned()),
+            command: Some(vec!["/pool".to_owned(), "guard".to_owned()]),
+            resources: Some(ResourceRequirements {
+                requests: Some(amounts([("cpu", "1m"), ("memory", "8Mi")])),
+                limits: Some(amounts([("memory", "16Mi")])),
+                claims: None,
+            }),
+            security_context: Some(container_security()),
+            ..Container::default()
+        }],
+        ..PodSpec::default()
+    }
+}
+
+/// Fingerprint of the spec that guards get now.
+pub fn revision(cluster: &Valid, settings: &Settings) -> String {
+    fingerprint(&spec(cluster, settings))
+}
+
+/// Fingerprint of the spec that the guard was created for; `None`: by a release without it.
+pub fn revision_of(pod: &Pod) -> Option<&String> {
+    pod.annotations().get(ANNOTATION_SPEC)
 }
 
 /// The node that a guard guards, also before it is bound.

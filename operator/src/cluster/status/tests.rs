@@ -17,6 +17,7 @@ use crate::fixture;
 
 mod fallback;
 mod next_reconcile;
+mod pause;
 
 fn pod(text: &str) -> Arc<Pod> {
     Arc::new(serde_yaml_ng::from_str(text).unwrap())
@@ -159,7 +160,9 @@ impl TestCluster {
         let pod_statuses: Vec<PoolPodStatus> = self
             .pools
             .iter()
-            .map(|(pod, mooncake_node)| evaluate(pod, mooncake_node.as_ref(), master.as_deref()))
+            .map(|(pod, mooncake_node)| {
+                evaluate(pod, mooncake_node.as_ref(), master.as_deref(), now)
+            })
             .collect();
         let settling = transport::SETTLING;
         let transport = transport::Facts::of(
@@ -313,35 +316,6 @@ fn pods_that_cannot_be_replaced_keep_no_wait_going() {
         abnormal(&cluster.fresh()),
         ["Degraded=True/MemoryUnavailable"]
     );
-}
-
-#[test]
-fn a_pause_is_reported_and_keeps_waits_going_while_changes_wait() {
-    let mut cluster = TestCluster::whole();
-    cluster.spec = "{paused: true}";
-    cluster.withheld = Some(0);
-    assert_eq!(abnormal(&cluster.fresh()), ["Paused=True/Paused"]);
-    cluster.withheld = Some(3);
-    let status = cluster.fresh();
-    let expected = ["Reconciling=True/Paused", "Paused=True/Paused"];
-    assert_eq!(abnormal(&status), expected);
-    let (_, message) = condition(&status, ConditionType::Paused);
-    assert!(message.starts_with("spec.paused is true: "), "{message}");
-}
-
-/// By these the alert MooncakeClusterNotReady of the chart leaves such a cluster out.
-#[test]
-fn a_cluster_that_was_paused_before_its_pools_were_created_is_distinguished() {
-    let mut cluster = TestCluster::of_nodes(0, 0);
-    cluster.spec = "{paused: true}";
-    cluster.masters = Vec::new();
-    cluster.sets = vec![None];
-    cluster.withheld = Some(9);
-    let status = cluster.fresh();
-    let state = |kind| condition(&status, kind).0;
-    assert_eq!(state(ConditionType::Ready), "False/MasterNotReady");
-    assert_eq!(state(ConditionType::Paused), "True/Paused");
-    assert_eq!(state(ConditionType::PoolsReady), "False/Progressing");
 }
 
 #[test]
@@ -778,13 +752,17 @@ fn a_pool_pod_beyond_the_limit_of_its_node_is_named_with_the_cause() {
             ..entry.clone()
         })
         .collect();
-    let reason =
-        |mooncake_node: &MooncakeNode| match evaluate(&pool_pod("n1"), Some(mooncake_node), None)
-            .service
-        {
-            PoolService::NotServing { reason, message } => Some((reason, message)),
-            _ => None,
-        };
+    let reason = |mooncake_node: &MooncakeNode| match evaluate(
+        &pool_pod("n1"),
+        Some(mooncake_node),
+        None,
+        Timestamp::UNIX_EPOCH,
+    )
+    .service
+    {
+        PoolService::NotServing { reason, message } => Some((reason, message)),
+        _ => None,
+    };
     let (reason_of_full, message) = reason(&full).unwrap();
     assert_eq!(reason_of_full, Reason::PoolPodNotReady);
     assert!(

@@ -47,10 +47,34 @@ pub(super) fn rdma_usable(facts: &Facts) -> Option<NewCondition> {
             );
             NewCondition::new(kind, false, Reason::TransportDegraded, message)
         }
+        Fallback::Unknown => {
+            let message = format!(
+                "the cluster has changed from RDMA to TCP, and RDMA is not known to be usable on {}. It returns when every storing \
+                 node has proved RDMA for {} s",
+                named(&facts.lacking(true)),
+                facts.settling.as_secs()
+            );
+            NewCondition::new(
+                kind,
+                ConditionStatus::Unknown,
+                Reason::TransportDegraded,
+                message,
+            )
+        }
         Fallback::UsableSince(since) => {
             let at = facts.returns_at(since);
+            let returns = match &facts.obstacle {
+                _ if facts.paused => format!("after the pause, and not before {at}"),
+                _ if facts.wanted() == Some(Transport::Rdma) => {
+                    format!("at {at} if it stays so")
+                }
+                Some(Obstacle::Unknown) => {
+                    format!("when pods are known to claim RDMA devices, and not before {at}")
+                }
+                _ => format!("when every pool pod exists, and not before {at}"),
+            };
             let message = format!(
-                "every storing node has proved RDMA again, and the cluster returns to it at {at} if it stays so"
+                "every storing node has proved RDMA again, and the cluster returns to it {returns}"
             );
             NewCondition::new(kind, true, Reason::Progressing, message)
         }

@@ -237,6 +237,34 @@ fn a_put_near_its_writer_goes_to_segments_of_its_host_in_turn() {
 }
 
 #[test]
+fn a_put_goes_to_the_segments_with_the_largest_free_part() {
+    let settings = Settings {
+        placement: crate::index::Placement::FreeRatioFirst,
+        ..long_lived()
+    };
+    let sizes = [1000, 2000, 4000];
+    let mut index = with_segments(settings, &sizes);
+    let mut used = [0; 3];
+    // Up to the last byte.
+    for key in 0..280 {
+        let parts = [0, 1, 2].map(|at| (sizes[at] - used[at]) * 4000 / sizes[at]);
+        let replicas = put(&mut index, &key.to_string(), 25, at(0)).unwrap();
+        let chosen = usize::try_from(address(&replicas) >> 40).unwrap() - 1;
+        assert_eq!(Some(&parts[chosen]), parts.iter().max(), "{key}: {parts:?}");
+        used[chosen] += 25;
+    }
+    for key in 0..12 {
+        index.remove(&key.to_string(), true, at(0)).unwrap();
+    }
+    let config = ReplicateConfig {
+        replica_num: 2,
+        ..ReplicateConfig::default()
+    };
+    let two = put_with(&mut index, "two", 10, &config, at(0)).unwrap();
+    assert_ne!(address(&two[..1]) >> 40, address(&two[1..]) >> 40);
+}
+
+#[test]
 fn keys_take_bounded_memory_whatever_the_size_of_their_values() {
     let bytes = 100 * 1024;
     let settings = Settings {

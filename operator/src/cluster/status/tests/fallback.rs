@@ -55,6 +55,17 @@ fn a_fallback_is_stored_until_the_cluster_returns_to_rdma_at_the_time_that_it_st
     let (waits, _) = step(&lost_again, Rdma::Proved, 160);
     let (waits, next) = step(&waits, Rdma::Proved, 459);
     assert_eq!((seen(&waits), next), (usable(160), Some(1)));
+    let silent = || Rdma::Unknown("AgentMissing: no report for 40 s".to_owned());
+    let (unknown, next) = step(&waits, silent(), 460);
+    let not_known = (Some(Transport::Tcp), Some(("Unknown".to_owned(), 460)));
+    assert_eq!((seen(&unknown), next), (not_known, None));
+    let (_, message) = condition(&unknown, ConditionType::RdmaUsable);
+    assert!(
+        message.contains("not known to be usable on n1 (AgentMissing: no report for 40 s)"),
+        "{message}"
+    );
+    let (again, next) = step(&unknown, Rdma::Proved, 500);
+    assert_eq!((seen(&again), next), (usable(500), Some(300)));
     let (back, next) = step(&waits, Rdma::Proved, 460);
     assert_eq!((seen(&back), next), ((Some(Transport::Rdma), None), None));
 }

@@ -144,6 +144,27 @@ fn a_cluster_that_has_fallen_back_states_for_what_it_waits_and_until_when() {
         (ConditionStatus::True, Reason::Progressing)
     );
     assert_eq!(message, since);
+    // What it waits for besides.
+    let waits = |change: fn(&mut Facts)| {
+        let mut facts = facts.clone();
+        facts.fallback = Some(Fallback::UsableSince(facts.now));
+        change(&mut facts);
+        usable(&facts).unwrap().2
+    };
+    let lead = "every storing node has proved RDMA again, and the cluster returns to it";
+    let at = "and not before 1970-01-01T00:05:00Z";
+    assert_eq!(
+        waits(|facts| facts.paused = true),
+        format!("{lead} after the pause, {at}")
+    );
+    assert_eq!(
+        waits(|facts| facts.complete = false),
+        format!("{lead} when every pool pod exists, {at}")
+    );
+    assert_eq!(
+        waits(|facts| facts.obstacle = Some(Obstacle::Unknown)),
+        format!("{lead} when pods are known to claim RDMA devices, {at}")
+    );
     let (transport, state, message) = seen(&facts, &served(TCP));
     assert_eq!((transport, &*state), (Some(TCP), "True/TransportDegraded"));
     assert_eq!(
