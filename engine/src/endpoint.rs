@@ -171,6 +171,10 @@ impl Endpoint {
         );
         let handshake = Arc::new(HandshakeState::new(identity));
         let threads = engine.commands.len();
+        let outstanding =
+            Outstanding::new(settings.transfers_per_peer, settings.transfers, threads);
+        #[cfg(feature = "rdma")]
+        let outstanding = outstanding.with_threads_per_peer(engine.cards.threads_per_peer());
         let (stop, stopped) = watch::channel(false);
         let tasks = [
             engine.runtime.spawn(accept::data(
@@ -196,7 +200,7 @@ impl Endpoint {
             limit,
             handshake,
             regions: Mutex::default(),
-            outstanding: Outstanding::new(settings.transfers_per_peer, settings.transfers, threads),
+            outstanding,
             completions: Completions::default(),
             tasks,
             stop,

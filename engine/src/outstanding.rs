@@ -99,6 +99,8 @@ pub(crate) struct Outstanding {
     total: Arc<Load>,
     /// Bytes of each data thread; at least one thread.
     threads: Arc<[AtomicU64]>,
+    /// Most data threads with transfers of one peer, next to each other.
+    width: usize,
     peers: Mutex<HashMap<Arc<str>, Arc<PeerLoad>>>,
 }
 
@@ -117,8 +119,16 @@ impl Outstanding {
             in_total,
             total: Arc::default(),
             threads: (0..threads.max(1)).map(|_| AtomicU64::new(0)).collect(),
+            width: threads.max(1),
             peers: Mutex::default(),
         }
+    }
+
+    /// Bounds the data threads with transfers of one peer, each of which has connections of its own to it.
+    #[cfg(feature = "rdma")]
+    pub(crate) fn with_threads_per_peer(mut self, most: usize) -> Self {
+        self.width = most.clamp(1, self.threads.len());
+        self
     }
 
     /// Counts transfers with their peers and bytes, chooses their data threads by how fit these are for each, and passes
@@ -164,7 +174,7 @@ impl Outstanding {
         Ok(())
     }
 
-    /// Of the fittest threads that have not failed with the peer the one with the fewest bytes for a large transfer, and the
+    /// Of the fittest threads for the peer that have not failed with the peer the one with the fewest bytes for a large transfer, and the
     /// next one to the peer's home if several have the same or the transfer is small.
     fn thread(&self, peer: &PeerLoad, bytes: u64, fitness: impl Fn(usize) -> Fitness) -> usize {
         let failed = peer.failed.lock();
@@ -172,7 +182,9 @@ impl Outstanding {
             let since = failed.iter().find(|(one, _)| *one == thread);
             since.is_some_and(|(_, at)| at.elapsed() < AVOIDED)
         };
+        let first = peer.home - peer.home % self.width;
         let loads = self.threads.iter().enumerate();
+        let loads = loads.skip(first).take(self.width);
         let best = loads.min_by_key(|(thread, load)| {
             let load = match bytes {
                 0..SPREAD_BYTES => 0,
@@ -202,7 +214,8 @@ impl Outstanding {
         });
         let peer = Arc::new(PeerLoad {
             name: Arc::clone(&name),
-            home: hash % self.threads.len(),
+            // Among as many others as it may have.
+            home: hash % (self.threads.len() - self.threads.len() % self.width),
             load: Load::default(),
             total: Arc::clone(&self.total),
             threads: Arc::clone(&self.threads),

@@ -5,6 +5,8 @@
 
 #[path = "fixture/verbs.rs"]
 mod device;
+#[path = "rdma/peers.rs"]
+mod peers;
 #[path = "fixture/rig.rs"]
 mod rig;
 #[path = "fixture/stock.rs"]

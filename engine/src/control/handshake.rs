@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{AcquireError, Semaphore, SemaphorePermit, watch};
 use tokio::time::error::Elapsed;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::accept;
 use crate::admission::{ConnectionLimit, PeerFilter};
@@ -33,6 +33,9 @@ const LARGE_FRAMES: usize = 8;
 /// Most of these permits for one address.
 const LARGE_FRAMES_PER_ADDRESS: usize = 2;
 
+/// Most bytes of a rendezvous that takes no place while it waits for its device; real ones have fewer than 1,000.
+const RENDEZVOUS: usize = 2 << 10;
+
 /// Limits of the connections of a handshake listener.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
@@ -41,15 +44,18 @@ struct Limits {
     open: usize,
     /// Most of them of one address; further ones are refused.
     open_per_address: usize,
-    /// Most requests that are received and answered at once.
+    /// Most requests that are received and answered at once. A rendezvous that was received is none of them, unless it is
+    /// large.
     places: usize,
     /// Most of them of one address.
     places_per_address: usize,
 }
 
-/// The stock engines of a pod with 8 processors and 8 devices connect about 64 times at once.
+/// The stock engines of a pod with 8 processors and 8 devices connect about 64 times at once. When an engine process or an epoch
+/// is new, 1,000 peers with 8 devices each do: those that are open and those in the listener's queue, 4096, are enough for
+/// that. The kernel drops further ones, which come again up to 30 s later.
 const LIMITS: Limits = Limits {
-    open: 2048,
+    open: 4096,
     open_per_address: 256,
     places: 256,
     places_per_address: 32,
@@ -253,8 +259,9 @@ async fn converse(
     places: &PlacesOfAddress,
     deadline: Duration,
 ) -> Result<(), Unanswered> {
+    let latest = Instant::now() + longest_wait(deadline);
     let obtaining = both(&places.own.places, &places.all);
-    let Ok(Ok(place)) = timeout(longest_wait(deadline), obtaining).await else {
+    let Ok(Ok(place)) = timeout_at(latest, obtaining).await else {
         return Err(Unanswered::NoPlace);
     };
     // The admission may have changed since the accept.
@@ -262,15 +269,23 @@ async fn converse(
         return Err(Unanswered::NotAdmitted);
     }
     let (payload, large) = timeout(deadline, receive(&mut stream, state, &places.own)).await??;
-    // Both times begin with the whole request: a peer may need the first one until then.
-    let until = Instant::now() + patience(deadline);
+    let length = payload.len();
+    let request = Request::parse(&payload)?;
+    drop(payload);
+    // Many that wait for a device that is slow or hangs would take the places of requests for the others.
+    let is_small = matches!(request, Request::Connection { .. }) && length <= RENDEZVOUS;
+    let place = Some(place).filter(|_| !is_small);
+    let turn = timeout_at(latest, turn(&request, state)).await;
+    // Both times begin with its turn. Without one it is refused at once.
+    let patience = turn.as_ref().map_or(Duration::ZERO, |_| patience(deadline));
+    let until = Instant::now() + patience;
     let answering = async {
-        let reply = answer(Request::parse(&payload)?, (from, filter), state, until).await?;
+        let reply = answer(request, (from, filter), state, until).await?;
         Ok::<_, Unanswered>(stream.write_all(&reply).await?)
     };
     timeout(deadline, answering).await??;
     filter.counters.answered();
-    drop((payload, large, place));
+    drop((large, place, turn));
     // A peer that stays has its answer, and is not to blame.
     let _stays = timeout(deadline, ended(stream)).await;
     Ok(())
@@ -307,6 +322,16 @@ async fn ended(mut stream: TcpStream) {
     }
 }
 
+/// Waits for the turn of a rendezvous at its device; others have none.
+async fn turn<'a>(request: &Request, state: &'a HandshakeState) -> Option<SemaphorePermit<'a>> {
+    #[cfg(feature = "rdma")]
+    if let (Some(served), Request::Connection { peer_nic_path, .. }) = (&state.served, request) {
+        return served.turn(peer_nic_path).await;
+    }
+    let _without_rdma = (request, state);
+    None
+}
+
 /// A rendezvous is answered by `until`: the peer is not to blame for a device that is busy or hangs.
 async fn answer(
     request: Request,
@@ -320,7 +345,7 @@ async fn answer(
         let theirs = proto::rdma::Rendezvous::parse(body)?;
         let (ours, peer) = (theirs.peer_nic_path.clone(), theirs.local_nic_path.clone());
         let answering = served.answer(from, theirs);
-        let Ok(reply) = tokio::time::timeout_at(until, answering).await else {
+        let Ok(reply) = timeout_at(until, answering).await else {
             let why = late(&ours, &peer);
             tracing::warn!(%from, why, "RDMA connection refused");
             return Ok(handshake::connection_refusal(*typed, &ours, &peer, &why));

@@ -13,9 +13,14 @@ use sys::verbs::MemoryRegion;
 
 use super::card::{Card, Withdrawn};
 use super::lanes::Lanes;
+use super::link::PAIRS;
 use super::worker::CardError;
 use crate::outstanding::Fitness;
 use crate::transport::RegionId;
+
+/// Most queue pairs to one peer, if there are no more than 8 devices. A device has memory for each, and nodes with many
+/// processors have several data threads for each device.
+const PAIRS_PER_PEER: usize = 16;
 
 /// The devices of an engine, in the order in which they are published. None: it serves peers over TCP.
 #[derive(Debug, Clone, Default)]
@@ -125,6 +130,15 @@ impl Cards {
             Fitness::Poor
         } else {
             Fitness::Good
+        }
+    }
+
+    /// Returns how many data threads may have links to one peer, so that it has 16 queue pairs at most, or 2 over each device if
+    /// that is more. Threads next to each other have each device equally often.
+    pub(crate) fn threads_per_peer(&self) -> usize {
+        match self.0.cards.len() {
+            0 => usize::MAX,
+            devices => devices * (PAIRS_PER_PEER / PAIRS / devices).max(1),
         }
     }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use proto::address::ServerName;
 use proto::rdma::{Rendezvous, nic_path, split_nic_path};
 use sys::verbs::QueuePair;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
 
 use super::card::Card;
 use super::cards::Cards;
@@ -25,6 +25,10 @@ const CONNECTIONS: usize = 4096;
 /// connects again.
 const PER_ADDRESS: usize = 256;
 
+/// Most requests at a device at a time. It is to carry out so many before the first peer gives up, also if each takes some
+/// ten milliseconds. Others wait for their turn.
+const TURNS: usize = 64;
+
 /// The connections of peers to one endpoint.
 #[derive(Debug)]
 pub(crate) struct Served(Vec<ServedDevice>);
@@ -35,6 +39,7 @@ struct ServedDevice {
     card: Arc<Card>,
     /// The endpoint's NIC path.
     path: String,
+    turns: Semaphore,
     /// By the peer's NIC path.
     connections: Mutex<HashMap<String, Connection>>,
     /// Of the connections so far.
@@ -56,10 +61,17 @@ impl Served {
         let devices = cards.iter().map(|card| ServedDevice {
             path: nic_path(server, card.device()),
             card: Arc::clone(card),
+            turns: Semaphore::new(TURNS),
             connections: Mutex::default(),
             count: AtomicU64::new(0),
         });
         Self(devices.collect())
+    }
+
+    /// Waits for the turn of a request for a device with this NIC path. `None`: there is none, and the answer states it.
+    pub(crate) async fn turn(&self, path: &str) -> Option<SemaphorePermit<'_>> {
+        let device = self.0.iter().find(|device| device.path == path)?;
+        device.turns.acquire().await.ok()
     }
 
     /// Answers a request at the handshake port. A refusal has a text, which the peer logs.
@@ -158,7 +170,7 @@ impl ServedDevice {
         if let Some((path, one)) = superfluous.and_then(|path| connections.remove_entry(&path)) {
             tracing::info!(
                 device = self.card.device(), %from, path, by = peer,
-                "the oldest of {PER_ADDRESS} RDMA connections of an address is ended for another one"
+                "the oldest RDMA connection of an address is ended for another one, as it or the device has as many as it may"
             );
             self.end(one);
         }
@@ -208,22 +220,24 @@ impl ServedDevice {
     }
 }
 
-/// Returns the path of the connection that ends for another one of an address, if that has as many as it may: the oldest one,
-/// of other servers than the one that connects if there are any.
+/// Returns the path of the connection that ends for another one of an address, if that or the device has as many as it may: the
+/// oldest one of the address, of other servers than the one that connects if there are any. Only such a one ends because the
+/// device has the most: it was probably left behind.
 fn superfluous(
     connections: &HashMap<String, Connection>,
     from: IpAddr,
     server: &str,
 ) -> Option<String> {
     let own = || connections.iter().filter(|(_, one)| one.peer == from);
-    if own().count() < PER_ADDRESS {
+    let is_full = connections.len() >= CONNECTIONS;
+    let has_most = own().count() >= PER_ADDRESS;
+    if !is_full && !has_most {
         return None;
     }
-    let oldest = own().min_by_key(|(path, one)| {
-        let is_same = split_nic_path(path).is_some_and(|(of, _)| of == server);
-        (is_same, one.number)
-    });
-    oldest.map(|(path, _)| path.clone())
+    let is_same = |path: &str| split_nic_path(path).is_some_and(|(of, _)| of == server);
+    let oldest = own().min_by_key(|(path, one)| (is_same(path), one.number));
+    let oldest = oldest.map(|(path, _)| path.clone());
+    oldest.filter(|path| has_most || !is_same(path))
 }
 
 /// Returns whether the server part of a NIC path is this address. A host name is of no known address.

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -36,7 +37,7 @@ struct wr {
 struct qp {
     struct context *context; void *own; struct pd *pd; struct cq *send, *recv; void *srq;
     uint32_t handle, number; int state; uint32_t depth, peer, reads; int global;
-    struct wr queue[64]; struct sge source[64]; uint32_t queued;
+    struct wr *queue; struct sge *source; uint32_t queued;
 };
 struct init_attr { void *own; struct cq *send, *recv; void *srq; uint32_t cap[5]; int type, all; };
 struct qp_attr {
@@ -49,11 +50,12 @@ _Static_assert(sizeof(struct wr) == 128 && sizeof(struct wc) == 48, "as in verbs
 _Static_assert(__builtin_offsetof(struct qp_attr, pkey) == 120, "as in verbs.h");
 _Static_assert(__builtin_offsetof(struct context, events) == 268, "as in verbs.h");
 
-enum { KEYS = 256, PAIRS = 1024, MTU = 3, LID = 7, NO_GID = 9, PACKET = 1024, RESET = 0, RTR = 2, RTS = 3, ERROR = 6, FLUSHED = 5, LOCAL = 4, REMOTE = 10, RETRIES = 12 };
+enum { KEYS = 256, PAIRS = 1 << 16, DEVICES = 8, MTU = 3, LID = 7, NO_GID = 9, PACKET = 1024, RESET = 0, RTR = 2, RTS = 3, ERROR = 6, FLUSHED = 5, LOCAL = 4, REMOTE = 10, RETRIES = 12 };
 static struct mr *keys[KEYS];
 static struct qp *pairs[PAIRS];
-static struct device devices[] = {{.name = "invented_0"}, {.name = "invented_1"}};
-static struct device *list[] = {&devices[0], &devices[1], NULL};
+/* The number of the next queue pair. */
+static uint32_t next_pair = 17;
+static struct device devices[DEVICES], *list[DEVICES + 1];
 
 static pthread_mutex_t calls = PTHREAD_MUTEX_INITIALIZER;
 static void leave(int *unused) { (void)unused, pthread_mutex_unlock(&calls); }
@@ -64,7 +66,10 @@ static void leave(int *unused) { (void)unused, pthread_mutex_unlock(&calls); }
 static long number(const char *name, struct device *device, long other) {
     char path[512], text[32] = {0};
     const char *folder = getenv("MOONCAKE_TEST_CALLS");
-    snprintf(path, sizeof path, "%s/%s-%s", folder ? folder : "", name, device->name);
+    /* A process in a sandbox must not look for files. */
+    if (!folder)
+        return other;
+    snprintf(path, sizeof path, "%s/%s-%s", folder, name, device->name);
     int fd = open(path, O_RDONLY);
     if (fd < 0)
         return other;
@@ -83,6 +88,27 @@ static void note(const char *name, const char *line) {
     int fd = open(path, O_WRONLY | O_CREAT | O_APPEND, 0600);
     dprintf(fd, "%s\n", line);
     close(fd);
+}
+
+/* Queue pairs, completion queues and registrations that exist, in the file "objects" of the folder. Under the lock. */
+enum { QUEUE_PAIRS, QUEUES, REGISTRATIONS, KINDS };
+static void count(int kind, int32_t change) {
+    static int32_t own[KINDS], *objects;
+    if (!objects) {
+        char path[512];
+        const char *folder = getenv("MOONCAKE_TEST_CALLS");
+        objects = own;
+        snprintf(path, sizeof path, "%s/objects", folder ? folder : "");
+        int fd = folder ? open(path, O_RDWR | O_CREAT, 0600) : -1;
+        if (fd >= 0) {
+            if (ftruncate(fd, sizeof own))
+                abort();
+            void *shared = mmap(NULL, sizeof own, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+            objects = shared == MAP_FAILED ? own : shared;
+            close(fd);
+        }
+    }
+    objects[kind] += change;
 }
 
 /* With a folder in MOONCAKE_TEST_CALLS a call adds the name of its thread to the file of its name, hangs while there is
@@ -171,7 +197,7 @@ static uint32_t carry_out(struct qp *qp, struct wr *wr, struct sge *sge) {
 
 /* Of the next write of each queue pair the first packets arrive, if it has several. */
 static void begin_writes(struct mr *mr) {
-    for (int at = 0; at < PAIRS; at++) {
+    for (uint32_t at = 0; at < next_pair && at < PAIRS; at++) {
         struct qp *qp = pairs[at];
         if (!qp || !qp->queued || qp->state != RTS || qp->queue[0].opcode || qp->queue[0].rkey != mr->rkey)
             continue;
@@ -195,7 +221,7 @@ static void run(struct qp *qp) {
 
 static int poll_cq(struct cq *cq, int most, struct wc *wc) {
     LOCKED;
-    for (int at = 0; at < PAIRS; at++)
+    for (uint32_t at = 0; at < next_pair && at < PAIRS; at++)
         if (pairs[at] && pairs[at]->send == cq)
             run(pairs[at]);
     int count = 0;
@@ -235,7 +261,18 @@ static int post_send(struct qp *qp, struct wr *wr, struct wr **bad) {
     return 0;
 }
 
-struct device **ibv_get_device_list(int *count) { return *count = 2, list; }
+/* As many as the file "devices-all" of the folder states, or 2. */
+struct device **ibv_get_device_list(int *count) {
+    LOCKED;
+    struct device all = {.name = "all"};
+    long wanted = number("devices", &all, 2);
+    *count = wanted < DEVICES ? (int)wanted : DEVICES;
+    for (int at = 0; at < *count; at++) {
+        snprintf(devices[at].name, sizeof devices[at].name, "invented_%d", at);
+        list[at] = &devices[at];
+    }
+    return list[*count] = NULL, list;
+}
 void ibv_free_device_list(struct device **given) { (void)given; }
 const char *ibv_get_device_name(struct device *given) { return given->name; }
 
@@ -321,7 +358,7 @@ int ibv_dealloc_pd(struct pd *pd) {
 /* With a number in MOONCAKE_TEST_DELAY each registration takes so many milliseconds. For a process without files: with 0 and 1
  * in MOONCAKE_TEST_REGISTRATIONS those of each device with a 1 fail, the last digit counts for all that follow. */
 static struct mr *reg(struct pd *pd, void *addr, size_t length, uint64_t base, unsigned access) {
-    static size_t registrations[2];
+    static size_t registrations[DEVICES];
     const char *delay = getenv("MOONCAKE_TEST_DELAY"), *failing = getenv("MOONCAKE_TEST_REGISTRATIONS");
     if (delay)
         poll(NULL, 0, atoi(delay));
@@ -343,6 +380,7 @@ static struct mr *reg(struct pd *pd, void *addr, size_t length, uint64_t base, u
     *made = (struct mr){pd->context, pd, addr, length, 0, next, next, base};
     keys[next++ % KEYS] = made;
     pd->held++;
+    count(REGISTRATIONS, 1);
     return made;
 }
 struct mr *ibv_reg_mr_iova2(struct pd *pd, void *addr, size_t length, uint64_t base, unsigned access) {
@@ -360,6 +398,7 @@ int ibv_dereg_mr(struct mr *mr) {
         return refused;
     LOCKED;
     begin_writes(mr);
+    count(REGISTRATIONS, -1);
     return keys[mr->lkey % KEYS] = NULL, mr->pd->held--, 0;
 }
 
@@ -402,6 +441,7 @@ struct cq *ibv_create_cq(struct context *context, int entries, void *own, struct
     made->context = context;
     made->channel = channel;
     context->held++;
+    count(QUEUES, 1);
     if (channel)
         channel->refs++;
     return made;
@@ -410,6 +450,7 @@ int ibv_destroy_cq(struct cq *cq) {
     LOCKED;
     wrong_order("the queue", cq->held);
     free(cq->done);
+    count(QUEUES, -1);
     if (cq->events)
         fprintf(stderr, "%d events were not acknowledged\n", cq->events);
     if (cq->channel)
@@ -418,23 +459,34 @@ int ibv_destroy_cq(struct cq *cq) {
     return 0;
 }
 
+/* What it gets of a queue pair goes to the file "caps": the device, requests to send and to receive, ranges of each, inline bytes. */
 struct qp *ibv_create_qp(struct pd *pd, struct init_attr *attr) {
     if (called("ibv_create_qp", pd->context->device))
         return NULL;
     LOCKED;
-    static uint32_t next = 17;
+    char text[128];
+    snprintf(text, sizeof text, "%s %u %u %u %u %u", pd->context->device->name, attr->cap[0], attr->cap[1], attr->cap[2],
+             attr->cap[3], attr->cap[4]);
+    note("caps", text);
+    count(QUEUE_PAIRS, 1);
     struct qp *made = calloc(1, sizeof *made);
     made->context = pd->context;
     made->pd = pd;
     made->send = attr->send;
-    made->number = next;
+    made->number = next_pair;
     made->depth = attr->cap[0];
-    pairs[next++ % PAIRS] = made;
+    made->queue = calloc(made->depth, sizeof *made->queue);
+    made->source = calloc(made->depth, sizeof *made->source);
+    pairs[next_pair++ % PAIRS] = made;
     pd->held++;
     attr->send->held++;
     return made;
 }
+/* Takes as many microseconds as the file "modify-DEVICE" states. */
 int ibv_modify_qp(struct qp *qp, struct qp_attr *attr, int mask) {
+    long delay = number("modify", qp->context->device, 0);
+    if (delay > 0)
+        usleep((useconds_t)delay);
     LOCKED;
     /* What the standard wants of each step (qp.c of the kernel's ib_core). */
     static const int wanted[] = {0, 0x39, 0x129181, 0x12e01};
@@ -466,5 +518,7 @@ int ibv_destroy_qp(struct qp *qp) {
     pairs[qp->number % PAIRS] = NULL;
     qp->pd->held--;
     qp->send->held--;
+    count(QUEUE_PAIRS, -1);
+    free(qp->queue), free(qp->source), free(qp);
     return 0;
 }
