@@ -346,12 +346,22 @@ mod tests {
             r#"{"protocol":"tcp","tcp_data_port":70000}"#,
             r#"{"protocol":"tcp","buffers":{}}"#,
             r#"{"protocol":"tcp","buffers":[{"addr":-1,"length":1,"name":"a"}]}"#,
-            r#"{"protocol":"tcp","buffers":[{"addr":0,"length":1,"name":"a"}]}"#,
-            r#"{"protocol":"tcp","buffers":[{"addr":1,"length":0,"name":"a"}]}"#,
-            r#"{"protocol":"tcp","buffers":[{"addr":1,"length":1}]}"#,
             r#"{"protocol":"tcp"} trailing"#,
         ] {
-            assert!(Descriptor::parse(text.as_bytes()).is_err(), "{text}");
+            let error = Descriptor::parse(text.as_bytes()).unwrap_err();
+            assert!(matches!(error, DescriptorError::Json(_)), "{text}: {error}");
+        }
+        for buffer in [
+            r#"{"addr":0,"length":1,"name":"a"}"#,
+            r#"{"addr":1,"length":0,"name":"a"}"#,
+            r#"{"addr":1,"length":1}"#,
+        ] {
+            let text = format!(r#"{{"protocol":"tcp","buffers":[{buffer}]}}"#);
+            let error = Descriptor::parse(text.as_bytes()).unwrap_err();
+            assert!(
+                matches!(error, DescriptorError::Buffer { index: 0 }),
+                "{text}: {error}"
+            );
         }
     }
 

@@ -184,7 +184,11 @@ mod tests {
     fn a_removed_extent_is_rejected() {
         let mut map = ExtentMap::default();
         map.insert(1 << 58, 0x1000, 7).unwrap();
+        map.insert(1 << 57, 0x2000, 8).unwrap();
+        let all = [(1 << 57, 0x2000, 8), (1 << 58, 0x1000, 7)];
+        assert!(map.iter().eq(all));
         map.remove(7);
+        assert!(map.iter().eq([all[0]]));
         assert_eq!(map.translate(1 << 58, 1), Err(Refusal::Unknown));
     }
 

@@ -167,12 +167,6 @@ impl<const N: usize> Partial<N> {
         self.have = 0;
         Some(self.bytes)
     }
-
-    /// Returns whether no byte of the frame has arrived.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.have == 0
-    }
 }
 
 #[cfg(test)]
@@ -214,8 +208,13 @@ mod tests {
 
     #[test]
     fn status_frames_have_the_bytes_of_stock_engines() {
-        assert_eq!(Status::Ok.encode(), *b"\0\0\0\0VTCM");
-        assert_eq!(Status::AddressRejected.encode(), *b"\x01\0\0\0VTCM");
+        for (status, bytes) in [
+            (Status::Ok, *b"\0\0\0\0VTCM"),
+            (Status::AddressRejected, *b"\x01\0\0\0VTCM"),
+        ] {
+            assert_eq!(status.encode(), bytes);
+            assert_eq!(Status::decode(bytes), Ok(status));
+        }
         assert_eq!(
             Status::decode(*b"\x02\0\0\0VTCM"),
             Err(StatusError::Unknown(2))

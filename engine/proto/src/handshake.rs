@@ -298,9 +298,14 @@ mod tests {
     #[test]
     fn lengths_are_limited_to_one_mebibyte() {
         assert_eq!(length(MAX_LENGTH.to_le_bytes()).unwrap(), MAX_LENGTH);
-        assert!(length((MAX_LENGTH + 1).to_le_bytes()).is_err());
-        assert!(length([0xff; 8]).is_err());
-        assert!(length([0; 8]).is_err());
+        for wrong in [MAX_LENGTH as u64 + 1, u64::MAX] {
+            let error = length(wrong.to_le_bytes()).unwrap_err();
+            assert!(
+                matches!(error, FrameError::TooLong { length } if length == wrong),
+                "{error}"
+            );
+        }
+        assert!(matches!(length([0; 8]), Err(FrameError::Empty)));
     }
 
     #[test]
@@ -348,12 +353,20 @@ mod tests {
             b"\x00\"text\"",
             b"\x03[]7",
             b"\x01{",
-            b"\xfe{}",
-            b"",
             b"x",
         ] {
-            assert!(Request::parse(payload).is_err(), "{payload:?}");
+            let error = Request::parse(payload).unwrap_err();
+            assert!(matches!(error, FrameError::Json(_)), "{payload:?}: {error}");
         }
+        // Types from 4 to 127 are the first byte of an untyped body.
+        for first in [0x80, 0xfe] {
+            let error = Request::parse(&[first, b'{', b'}']).unwrap_err();
+            assert!(
+                matches!(error, FrameError::UnknownKind(kind) if kind == first),
+                "{error}"
+            );
+        }
+        assert!(matches!(Request::parse(b""), Err(FrameError::Empty)));
     }
 
     #[test]
@@ -369,7 +382,46 @@ mod tests {
         let body = reply_body(Kind::Connection, &frame[8..]).unwrap();
         let value: serde_json::Value = serde_json::from_slice(body).unwrap();
         assert_eq!(value["reply_msg"], "no RDMA here");
-        assert!(reply_body(Kind::Probe, &frame[8..]).is_err());
+        let of_probe = reply_body(Kind::Probe, &frame[8..]);
+        assert!(matches!(of_probe, Err(FrameError::OtherKind)));
+        assert!(matches!(
+            reply_body(Kind::Connection, b""),
+            Err(FrameError::Empty)
+        ));
+    }
+
+    #[test]
+    fn what_stock_engines_have_sent_each_other_is_read_and_answered_with_the_same_bytes() {
+        let content = |frame: &'static [u8]| {
+            let (prefix, content) = frame.split_first_chunk().unwrap();
+            assert_eq!(length(*prefix).unwrap(), content.len());
+            content
+        };
+        let request = content(include_bytes!(
+            "../fuzz/captured/handshake/metadata-request"
+        ));
+        let protocol = Some(Protocol::Tcp);
+        assert_eq!(
+            Request::parse(request).unwrap(),
+            Request::Metadata { protocol }
+        );
+        let reply = include_bytes!("../fuzz/captured/handshake/metadata-reply");
+        let body = reply_body(Kind::Metadata, content(reply)).unwrap();
+        let descriptor = crate::descriptor::Descriptor::parse(body).unwrap();
+        assert_eq!(encode(Some(Kind::Metadata), &descriptor.encode()), reply);
+
+        let request = content(include_bytes!("../fuzz/captured/handshake/notify-request"));
+        let sent = Notify {
+            name: "prefill-0".to_owned(),
+            notify_msg: "layer 3 is written".to_owned(),
+        };
+        assert_eq!(Request::parse(request).unwrap(), Request::Notify(sent));
+        let reply = include_bytes!("../fuzz/captured/handshake/notify-reply");
+        assert_eq!(notify_reply(true), reply);
+        let request = content(include_bytes!("../fuzz/captured/handshake/probe-request"));
+        assert_eq!(Request::parse(request).unwrap(), Request::Probe);
+        let reply = include_bytes!("../fuzz/captured/handshake/probe-reply");
+        assert_eq!(probe_reply(), reply);
     }
 
     proptest! {

@@ -437,6 +437,20 @@ mod tests {
         ] {
             assert!(ServiceUrl::parse(text).is_err(), "{text}");
         }
+        for (text, error) in [
+            ("https://a/m", UrlError::Scheme),
+            ("http://a:0/m", UrlError::Host("a:0".to_owned())),
+            ("http://a/m?x=1", UrlError::Path("/m?x=1".to_owned())),
+        ] {
+            assert_eq!(ServiceAddress::parse(text), Err(error));
+        }
+        let url = |length: usize| format!("http://a/{}", "m".repeat(length - "http://a/".len()));
+        let longest = ServiceAddress::parse(&url(URL_LIMIT)).unwrap();
+        assert!(longest.has_host("a") && !longest.has_host("m"));
+        assert_eq!(
+            ServiceAddress::parse(&url(URL_LIMIT + 1)),
+            Err(UrlError::TooLong)
+        );
     }
 
     #[test]

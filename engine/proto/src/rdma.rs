@@ -281,6 +281,17 @@ mod tests {
     }
 
     #[test]
+    fn nic_paths_have_the_name_for_them_if_a_descriptor_has_one() {
+        let named = STOCK.replace(
+            r#""tcp_data_port""#,
+            r#""rdma_server_name":"10.0.0.1:7","tcp_data_port""#,
+        );
+        let parsed = Descriptor::parse(named.as_bytes()).unwrap();
+        assert_eq!(nic_path(parsed.server(), "mlx5_0"), "10.0.0.1:7@mlx5_0");
+        assert_eq!(parsed.encode(), [named.as_bytes(), b"\n"].concat());
+    }
+
+    #[test]
     fn nic_paths_are_split_at_the_last_sign() {
         assert_eq!(split_nic_path("a@b@mlx5_0"), Some(("a@b", "mlx5_0")));
         assert_eq!(split_nic_path("__ctrl__"), None);

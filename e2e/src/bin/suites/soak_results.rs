@@ -11,6 +11,7 @@ pub(crate) fn updated(before: &str, ran: &BTreeMap<&str, String>) -> String {
         "# Soak
 
 The last result of each suite at full counts (`make soak`), with the tested commit.
+The line coverage of the parsers by their tests is in [figures.md](figures.md#line-coverage-of-the-decoders).
 
 | suite | shows | result | minutes | commit |
 |---|---|---|---|---|

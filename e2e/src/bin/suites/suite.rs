@@ -72,6 +72,7 @@ pub(crate) const SUITES: &[Suite] = &[
             ("struct_pack", INPUTS),
             ("agent_messages", SESSIONS),
             ("ledger_memory", SESSIONS),
+            ("store_session", SESSIONS / 20),
             ("data_session", SESSIONS / 5),
         ]),
     },

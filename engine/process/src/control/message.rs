@@ -408,6 +408,41 @@ mod tests {
     }
 
     #[test]
+    fn the_name_of_a_call_is_that_on_the_wire() {
+        let client = Uuid {
+            first: 1,
+            second: 2,
+        };
+        let text = String::new;
+        let master = r#"{"address":"10.0.0.1:50051","podUid":"m","version":"0.3.13"}"#;
+        let calls = [
+            Call::Connect,
+            Call::Grant { touch: 1 },
+            Call::Seal { text: text() },
+            Call::Open { sealed: text() },
+            Call::ResolveMetadata { host: text() },
+            Call::SaveMount {
+                mount: Mount {
+                    client,
+                    segments: vec![client],
+                    master: serde_json::from_str(master).unwrap(),
+                },
+            },
+            Call::RemoveMount { client },
+        ];
+        for (id, call) in (1..).zip(calls) {
+            let sent = FromEngine::Call { id, call };
+            let message = serde_json::to_value(&sent).unwrap();
+            let read: FromEngine = serde_json::from_value(message.clone()).unwrap();
+            assert_eq!(read, sent);
+            let FromEngine::Call { call, .. } = read else {
+                panic!("{read:?}");
+            };
+            assert_eq!(message["call"]["type"], call.name());
+        }
+    }
+
+    #[test]
     fn an_rdma_port_is_written_and_read_as_text() {
         let port = RdmaPort {
             device: "mlx5_bond_0".to_owned(),

@@ -1,90 +1,120 @@
-//! Fuzzes what a client sends to a master on one connection: frames in pieces of any length, and the arguments of every
-//! function, also of those for ledgers. Most inputs are edits of captured connections of a stock client.
+//! Fuzzes a connection between a client and a master: requests and replies in pieces of any length, with the arguments and
+//! the answer of every function, also of those for ledgers. A reply belongs to a request by its number, as in `mooncake-store`.
+//! Most inputs are edits of captured connections between a stock client and a stock master.
 #![no_main]
 
 #[path = "../captured/edits.rs"]
 mod edits;
+#[path = "../captured/store.rs"]
+mod store;
 
-use edits::edited;
-use libfuzzer_sys::fuzz_target;
-use mooncake_proto::coro_rpc::RequestHeader;
-use mooncake_proto::store::ledger::{LedgerEvacuate, LedgerLoad, LedgerMount, LedgerPoll};
-use mooncake_proto::store::release_0_3_13::{Visitor, visit_functions};
-use mooncake_proto::store::{BareRpc, Rpc};
-use mooncake_proto::struct_pack::{Packed, decode, encode};
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-type Check = fn(&[u8]);
+use edits::edited;
+use libfuzzer_sys::fuzz_target;
+use mooncake_proto::coro_rpc::{Failure, RequestHeader, ResponseHeader};
+use store::{CAPTURED, FUNCTIONS};
 
-/// What a client of the wheel 0.3.13.post1 has sent: set-up, puts, gets, batches, an upsert, removals, the end.
-const CAPTURED: [&[u8]; 3] = [
-    include_bytes!("../captured/store_calls/connection-0"),
-    include_bytes!("../captured/store_calls/connection-1"),
-    include_bytes!("../captured/store_calls/connection-2"),
-];
-
-static FUNCTIONS: LazyLock<HashMap<u32, Check>> = LazyLock::new(|| {
-    let mut functions = Functions::default();
-    visit_functions(&mut functions);
-    functions.rpc::<LedgerMount>();
-    functions.rpc::<LedgerLoad>();
-    functions.rpc::<LedgerPoll>();
-    functions.rpc::<LedgerEvacuate>();
-    functions.0
+/// The requests of each captured connection.
+static WAITING: LazyLock<[HashMap<u32, u32>; 2]> = LazyLock::new(|| {
+    CAPTURED.map(|[requests, _]| {
+        let mut session = Session::default();
+        deliver(requests, 1, |received| session.request(received));
+        session.waiting
+    })
 });
 
+/// What both ends of a connection know.
 #[derive(Default)]
-struct Functions(HashMap<u32, Check>);
+struct Session {
+    /// The function of each request without a reply, by the request's number.
+    waiting: HashMap<u32, u32>,
+    /// Bodies that could not be decoded, and replies without a request.
+    faults: usize,
+}
 
-impl Visitor for Functions {
-    fn rpc<R: Rpc>(&mut self) {
-        self.0.insert(R::function_id(), survives::<R::Arguments>);
+impl Session {
+    /// Reads the first request. Returns its length; `None` if it is not complete, or ends the connection.
+    fn request(&mut self, received: &[u8]) -> Option<usize> {
+        let (header, rest) = received.split_first_chunk()?;
+        let header = RequestHeader::decode(*header).ok()?;
+        assert_eq!(RequestHeader::decode(header.encode()), Ok(header));
+        let body = rest.get(..header.length as usize)?;
+        if let Some(function) = FUNCTIONS.get(&header.function_id) {
+            self.faults += usize::from(!(function.arguments)(body));
+        }
+        self.waiting.insert(header.sequence, header.function_id);
+        Some(RequestHeader::BYTES + body.len())
     }
 
-    fn bare<R: BareRpc>(&mut self) {
-        self.0.insert(R::function_id(), survives::<R::Arguments>);
+    /// The same of a reply.
+    fn reply(&mut self, received: &[u8]) -> Option<usize> {
+        let (header, rest) = received.split_first_chunk()?;
+        let header = ResponseHeader::decode(*header).ok()?;
+        assert_eq!(ResponseHeader::decode(header.encode()), Ok(header));
+        let body = rest.get(..header.length as usize)?;
+        let Some(function) = self.waiting.remove(&header.sequence) else {
+            self.faults += 1;
+            return None;
+        };
+        let decoded = match (header.code, FUNCTIONS.get(&function)) {
+            (0, Some(function)) => (function.answer)(body),
+            (0, None) => false,
+            (code, _) => Failure::decode(code, body).is_ok(),
+        };
+        self.faults += usize::from(!decoded);
+        Some(ResponseHeader::BYTES + body.len())
     }
 }
 
-/// Checks that decoded arguments are decoded again from their encoding.
-fn survives<T: Packed>(body: &[u8]) {
-    if let Ok(read) = decode::<T>(body) {
-        let written = encode(&read);
-        let again: T = decode(&written).expect("what we write can be read");
-        assert_eq!(encode(&again), written);
-    }
-}
-
-fuzz_target!(|input: &[u8]| {
-    let [which, step, rest @ ..] = input else {
-        return;
-    };
-    let captured = CAPTURED.get(usize::from(which % 4));
-    let stream = captured.map_or(rest.to_vec(), |captured| edited(captured, rest));
-    let mut received: Vec<u8> = Vec::new();
-    for piece in stream.chunks(usize::from(*step).max(1)) {
+/// Delivers a stream in pieces. Returns what is left at its end.
+fn deliver(stream: &[u8], step: usize, mut next: impl FnMut(&[u8]) -> Option<usize>) -> Vec<u8> {
+    let mut received = Vec::new();
+    for piece in stream.chunks(step) {
         received.extend(piece);
-        while let Some((header, rest)) = received.split_first_chunk() {
-            let Ok(header) = RequestHeader::decode(*header) else {
-                return;
-            };
-            let read = RequestHeader::decode(header.encode());
-            assert_eq!(read, Ok(header));
-            let Some(body) = rest.get(..header.length as usize) else {
-                break;
-            };
-            if let Some(check) = FUNCTIONS.get(&header.function_id) {
-                check(body);
-            }
-            received.drain(..RequestHeader::BYTES + body.len());
+        while let Some(length) = next(&received) {
+            received.drain(..length);
         }
     }
+    received
+}
+
+fn check_captured() {
+    for [requests, replies] in CAPTURED {
+        let mut session = Session::default();
+        let cut = deliver(requests, 1, |received| session.request(received));
+        let late = deliver(replies, 1, |received| session.reply(received));
+        let whole = cut.is_empty() && late.is_empty() && session.waiting.is_empty();
+        assert!(whole && session.faults == 0, "a captured connection");
+    }
+}
+
+fuzz_target!(init: check_captured(), |input: &[u8]| {
+    let [which, step, split, rest @ ..] = input else {
+        return;
+    };
+    let (first, second) = rest.split_at(usize::from(*split).min(rest.len()));
+    let number = usize::from(which >> 7);
+    let [requests, replies] = CAPTURED[number];
+    let mut session = Session::default();
+    let [requests, replies] = match which % 4 {
+        0 => [edited(requests, rest), Vec::new()],
+        1 => {
+            session.waiting.clone_from(&WAITING[number]);
+            [Vec::new(), edited(replies, rest)]
+        }
+        2 => [edited(requests, first), edited(replies, second)],
+        _ => [first.to_vec(), second.to_vec()],
+    };
+    let step = usize::from(*step).max(1);
+    let cut = deliver(&requests, step, |received| session.request(received));
+    let _late = deliver(&replies, step, |received| session.reply(received));
     // A request whose end is missing.
-    if let Some((header, rest)) = received.split_first_chunk()
+    if let Some((header, rest)) = cut.split_first_chunk()
         && let Ok(header) = RequestHeader::decode(*header)
-        && let Some(check) = FUNCTIONS.get(&header.function_id)
+        && let Some(function) = FUNCTIONS.get(&header.function_id)
     {
-        check(rest);
+        (function.arguments)(rest);
     }
 });

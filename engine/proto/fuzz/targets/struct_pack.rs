@@ -1,17 +1,62 @@
-//! Fuzzes response headers, and message bodies with the right hash, also arguments and answers of the calls for ledgers.
+//! Fuzzes response headers, and message bodies with the right hash, also arguments and answers of the calls for ledgers. Some
+//! inputs are edits of what a stock master has answered.
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
-use mooncake_proto::coro_rpc::{Failure, ResponseHeader};
-use mooncake_proto::store::Rpc;
-use mooncake_proto::store::ledger::{LedgerEvacuate, LedgerLoad, LedgerMount, LedgerPoll};
-use mooncake_proto::store::release_0_3_13::{
-    GetReplicaListResponse, PingResponse, Segment, TaskAssignment, TaskPayload,
-};
-use mooncake_proto::struct_pack::{Packed, decode, encode, type_hash};
+#[path = "../captured/edits.rs"]
+mod edits;
+
 use std::fmt::Debug;
 
-fuzz_target!(|input: &[u8]| {
+use edits::edited;
+use libfuzzer_sys::fuzz_target;
+use mooncake_proto::coro_rpc::{Failure, ResponseHeader};
+use mooncake_proto::store::ledger::{LedgerEvacuate, LedgerLoad, LedgerMount, LedgerPoll};
+use mooncake_proto::store::release_0_3_13::{
+    GetReplicaListResponse, PingResponse, Segment, StorageConfig, TaskAssignment, TaskPayload,
+};
+use mooncake_proto::store::{ErrorCode, Rpc};
+use mooncake_proto::struct_pack::{Packed, decode, encode, type_hash};
+
+/// Replies of the master of the wheel 0.3.13.post1.
+const REPLIES: &[u8] = include_bytes!("../captured/store_calls/set-up-replies");
+
+/// The body of one of [`REPLIES`].
+fn reply(number: u32) -> &'static [u8] {
+    let mut rest = REPLIES;
+    while let Some((header, bodies)) = rest.split_first_chunk() {
+        let header = ResponseHeader::decode(*header).expect("a captured header");
+        let (body, others) = bodies.split_at(header.length as usize);
+        if header.sequence == number {
+            return body;
+        }
+        rest = others;
+    }
+    panic!("the replies end before {number}");
+}
+
+/// Edits one of them.
+fn edit(which: u8, edits: &[u8]) {
+    match which % 4 {
+        0 => answer::<GetReplicaListResponse>(reply(5), edits),
+        1 => answer::<PingResponse>(reply(3), edits),
+        2 => answer::<StorageConfig>(reply(1), edits),
+        _ => answer::<Vec<TaskAssignment>>(reply(11), edits),
+    }
+}
+
+fn answer<T: Packed + PartialEq + Debug>(captured: &[u8], edits: &[u8]) {
+    let read = decode::<Result<T, ErrorCode>>(&edited(captured, edits));
+    assert!(!edits.is_empty() || matches!(read, Ok(Ok(_))));
+    if let Ok(read) = read {
+        assert_eq!(decode(&encode(&read)).as_ref(), Ok(&read));
+    }
+}
+
+fn check_captured() {
+    (0..4).for_each(|which| edit(which, &[]));
+}
+
+fuzz_target!(init: check_captured(), |input: &[u8]| {
     if let Some((header, body)) = input.split_first_chunk() {
         if let Ok(header) = ResponseHeader::decode(*header) {
             let _ = Failure::decode(header.code, body);
@@ -20,7 +65,7 @@ fuzz_target!(|input: &[u8]| {
     let Some((&choice, rest)) = input.split_first() else {
         return;
     };
-    match choice % 10 {
+    match choice % 11 {
         0 => survives::<GetReplicaListResponse>(rest),
         1 => survives::<PingResponse>(rest),
         2 => survives::<Segment>(rest),
@@ -30,6 +75,11 @@ fuzz_target!(|input: &[u8]| {
         6 => call::<LedgerLoad>(rest),
         7 => call::<LedgerPoll>(rest),
         8 => call::<LedgerEvacuate>(rest),
+        9 => {
+            if let Some((which, edits)) = rest.split_first() {
+                edit(*which, edits);
+            }
+        }
         _ => {
             survives::<TaskAssignment>(rest);
             if let Ok(task) = with_hash(rest) {

@@ -98,4 +98,12 @@ mod tests {
             Err(ParseUuidError::Half(_))
         ));
     }
+
+    #[test]
+    fn all_random_bytes_are_in_an_id() {
+        let bytes = core::array::from_fn(|at| u8::try_from(at).unwrap());
+        let id = Uuid::from_random(bytes);
+        assert_eq!(id.first, 0x0f0e_0d0c_0b0a_0908);
+        assert_eq!(id.second, 0x0706_0504_0302_0100);
+    }
 }

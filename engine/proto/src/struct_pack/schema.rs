@@ -29,11 +29,6 @@ impl Schema {
         }
     }
 
-    #[must_use]
-    pub fn hash(&self) -> TypeHash {
-        self.hash
-    }
-
     /// Checks the prefix of a body in either form and returns its payload.
     ///
     /// # Errors

@@ -170,3 +170,70 @@ fn the_elements_of_all_containers_of_a_message_are_limited_together() {
         })
     );
 }
+
+#[test]
+fn each_malformed_part_of_a_body_has_its_error() {
+    let error = |body: &[u8]| decode::<(Option<bool>, Result<(), ErrorCode>)>(body).unwrap_err();
+    let whole = encode(&(Some(true), Result::<(), ErrorCode>::Ok(())));
+    assert_eq!(whole[4..], [1, 1, 1]);
+    for (at, part) in [(4, "optional"), (5, "bool"), (6, "expected")] {
+        let mut body = whole.clone();
+        body[at] = 2;
+        assert_eq!(error(&body), DecodeError::OutOfRange { part, value: 2 });
+    }
+    let truncated = |part, wanted, left| DecodeError::Truncated { part, wanted, left };
+    assert_eq!(error(&whole[..3]), truncated("type hash", 4, 3));
+    let sent = u32::from_le_bytes([whole[0], whole[1], whole[2], whole[3]]) | METAINFO_FOLLOWS;
+    let prefix = sent.to_le_bytes();
+    assert_eq!(error(&prefix), truncated("metainfo", 1, 0));
+    // Bits of members that no store message has, and of later versions.
+    for metainfo in [1, 2, 0x20, 0xff] {
+        let body = [&prefix[..], &[metainfo]].concat();
+        assert_eq!(error(&body), DecodeError::Metainfo(metainfo));
+    }
+    let endless = [&prefix[..], &[LITERAL_FOLLOWS, 0xfd]].concat();
+    assert_eq!(error(&endless), DecodeError::EndlessLiteral);
+}
+
+#[test]
+fn text_must_be_utf_8_and_bytes_need_not_be() {
+    let body = encode(&Blob(vec![b'a', 0xff]));
+    assert_eq!(decode::<String>(&body), Err(DecodeError::NotUtf8));
+    assert_eq!(decode(&body), Ok(Blob(vec![b'a', 0xff])));
+}
+
+#[test]
+fn each_width_of_lengths_is_read() {
+    for (code, length) in [(0, &[2][..]), (1, &[2, 0]), (2, &[2, 0, 0, 0])] {
+        let payload = [length, b"ab"].concat();
+        let body = with_prefix::<String>(code, &payload);
+        assert_eq!(decode(&body), Ok(String::from("ab")));
+        let cut = DecodeError::Truncated {
+            part: "string",
+            wanted: length.len() as u64,
+            left: length.len() - 1,
+        };
+        let body = with_prefix::<String>(code, &payload[1..length.len()]);
+        assert_eq!(decode::<String>(&body), Err(cut));
+    }
+    // More than two bytes of length.
+    let long = "k".repeat(1 << 16);
+    let body = encode(&long);
+    assert_eq!(body[4..9], [2 << 3, 0, 0, 1, 0]);
+    assert_eq!(decode(&body), Ok(long));
+}
+
+#[test]
+fn what_has_no_content_has_no_body() {
+    assert!(encode(&()).is_empty());
+    assert_eq!(decode::<()>(b"ignored"), Ok(()));
+}
+
+#[test]
+fn codes_are_shown_with_their_names() {
+    assert_eq!(
+        ErrorCode::ObjectNotFound.to_string(),
+        "ObjectNotFound (-704)"
+    );
+    assert_eq!(ErrorCode::from(-7).to_string(), "unknown (-7)");
+}

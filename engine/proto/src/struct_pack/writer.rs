@@ -47,11 +47,6 @@ pub struct Writer {
 }
 
 impl Writer {
-    #[must_use]
-    pub fn new(width: LengthWidth) -> Self {
-        Self::after(Vec::new(), width)
-    }
-
     /// Appends to `bytes`.
     #[must_use]
     pub fn after(bytes: Vec<u8>, width: LengthWidth) -> Self {

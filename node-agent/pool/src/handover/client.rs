@@ -305,11 +305,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_late_answer_to_a_call_that_was_given_up_does_not_end_the_connection() {
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let (ours, its) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-        let its = Connection::new(its).unwrap();
-        let mut client = Client::new(Connection::new(ours).unwrap());
+        let (mut client, its) = connected();
         let late = client.record().await.unwrap_err();
         assert!(matches!(late, Error::TimedOut { .. }), "{late}");
         let (Call { id, .. }, _) = its.receive().await.unwrap();
@@ -339,6 +335,121 @@ mod tests {
                     ..
                 }
             ),
+            "{error}"
+        );
+    }
+
+    /// A client, and the pool's end of its connection.
+    fn connected() -> (Client, Connection) {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let (ours, its) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let its = Connection::new(its).unwrap();
+        (Client::new(Connection::new(ours).unwrap()), its)
+    }
+
+    /// Sends these packets after the next request.
+    async fn answer(pool: &Connection, packets: impl IntoIterator<Item = FromPool>) {
+        let _request: (Call, _) = pool.receive().await.unwrap();
+        for packet in packets {
+            // Fails if the client has given up.
+            let _sent = pool.send(&packet, &[], Duration::from_secs(5)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_to_another_request_is_an_error_that_names_the_request() {
+        let wrong = |id, reply| [FromPool::Answer { id, reply }];
+        let named = |ended: Result<(), Error>, name: &str| {
+            let error = ended.unwrap_err();
+            assert!(
+                matches!(error, Error::WrongAnswer { request } if request == name),
+                "{error}"
+            );
+        };
+        let (mut client, pool) = connected();
+        client.protocol = PROTOCOL;
+        let status = || {
+            Reply::Status(Status {
+                ready: true,
+                reason: String::new(),
+            })
+        };
+        let (ended, ()) = tokio::join!(client.attach(), answer(&pool, wrong(1, Reply::Done)));
+        named(ended.map(drop), "attach");
+        client.protocol = PROTOCOL;
+        let (ended, ()) = tokio::join!(client.status(), answer(&pool, wrong(2, Reply::Done)));
+        named(ended.map(drop), "status");
+        let (ended, ()) = tokio::join!(client.record(), answer(&pool, wrong(3, status())));
+        named(ended.map(drop), "getRecord");
+        let (ended, ()) = tokio::join!(client.secret(), answer(&pool, wrong(4, status())));
+        named(ended.map(drop), "secret");
+        let touch = client.request(Request::Touch { index: 0 });
+        let (ended, ()) = tokio::join!(touch, answer(&pool, wrong(5, status())));
+        named(ended, "touch");
+        // Without its descriptor.
+        let extent = client.descriptors::<1>(Request::Extent { index: 0 });
+        let (ended, ()) = tokio::join!(extent, answer(&pool, wrong(6, Reply::Done)));
+        named(ended.map(drop), "extent");
+        // To a request that was not sent yet.
+        let (ended, ()) = tokio::join!(client.status(), answer(&pool, wrong(8, status())));
+        named(ended.map(drop), "status");
+    }
+
+    #[tokio::test]
+    async fn events_before_an_answer_are_kept_in_their_order_up_to_a_limit() {
+        let touched = |bytes| FromPool::Touched {
+            index: 1,
+            bytes,
+            failure: Some("no memory".to_owned()),
+        };
+        let record = FromPool::Answer {
+            id: 1,
+            reply: Reply::Record { record: None },
+        };
+        let (mut client, pool) = connected();
+        let packets = [touched(1), FromPool::DrainRequest, record, touched(2)];
+        let (read, ()) = tokio::join!(client.record(), answer(&pool, packets));
+        assert_eq!(read.unwrap(), None);
+        let event = |bytes| Event::Touched {
+            index: 1,
+            bytes,
+            failure: Some("no memory".to_owned()),
+        };
+        for expected in [event(1), Event::DrainRequest, event(2)] {
+            assert_eq!(client.event().await.unwrap(), expected);
+        }
+        let packets = (0..=EVENT_LIMIT as u64).map(touched);
+        let (read, ()) = tokio::join!(client.record(), answer(&pool, packets));
+        let error = read.unwrap_err().to_string();
+        assert!(error.contains("too many events"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn packets_that_are_no_messages_and_the_end_have_their_errors() {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let (ours, its) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let mut client = Client::new(Connection::new(ours).unwrap());
+        for packet in [&b"{"[..], br#"{"type":"left"}"#, b"\xff"] {
+            sys::net::seqpacket::send(&its, packet, &[]).unwrap();
+            let error = client.event().await.unwrap_err();
+            assert!(matches!(error, Error::InvalidMessage { .. }), "{error}");
+        }
+        let long = Request::PutRecord {
+            record: "r".repeat(crate::handover::PACKET_LIMIT),
+        };
+        let error = client.request(long).await.unwrap_err();
+        assert!(matches!(error, Error::InvalidMessage { .. }), "{error}");
+        drop(its);
+        let error = client.event().await.unwrap_err();
+        assert!(
+            matches!(error, Error::Closed { stage: "receiving" }),
+            "{error}"
+        );
+        let error = client.status().await.unwrap_err();
+        assert!(
+            matches!(error, Error::Closed { stage: "sending" }),
             "{error}"
         );
     }

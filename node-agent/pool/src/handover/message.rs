@@ -208,3 +208,52 @@ pub struct Status {
     /// Why it is or is not.
     pub reason: String,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_request_is_that_on_the_wire() {
+        let requests = [
+            Request::Status,
+            Request::Attach { protocol: PROTOCOL },
+            Request::Grant {
+                extents: vec![1],
+                page_bytes: 4096,
+            },
+            Request::Extent { index: 0 },
+            Request::Ledger,
+            Request::Secret,
+            Request::Listeners,
+            Request::Touch { index: 0 },
+            Request::PutRecord {
+                record: String::new(),
+            },
+            Request::GetRecord,
+            Request::SetServing {
+                serving: true,
+                reason: String::new(),
+            },
+            Request::Drained,
+        ];
+        for request in requests {
+            let call = serde_json::to_value(Call { id: 7, request }).unwrap();
+            let read: Call = serde_json::from_value(call.clone()).unwrap();
+            assert_eq!(call["request"]["type"], read.request.name());
+        }
+    }
+
+    #[test]
+    fn messages_with_fields_that_this_version_does_not_know_are_refused() {
+        for text in [
+            r#"{"id":1,"request":{"type":"status"},"more":1}"#,
+            r#"{"id":1,"request":{"type":"attach","protocol":3,"more":1}}"#,
+            r#"{"id":1,"request":{"type":"attach"}}"#,
+            r#"{"id":-1,"request":{"type":"status"}}"#,
+            r#"{"id":1,"request":{"type":"leave"}}"#,
+        ] {
+            assert!(serde_json::from_str::<Call>(text).is_err(), "{text}");
+        }
+    }
+}
