@@ -51,6 +51,7 @@ mod scenarios {
     mod version_skew;
     mod vm_node;
     mod vm_pool_memory;
+    mod vm_rdma_kills;
     mod vm_rdma_pool;
     mod vm_second_engine;
     mod vm_systemd;

@@ -262,11 +262,11 @@ fn a_device_that_hangs_does_not_delay_connections_to_the_others() {
         /// More than requests that are answered at once.
         const WAITING: u16 = 600;
         let cards = devices(Duration::ZERO);
-        let patient = Settings {
+        let slow = Settings {
             header_deadline: PATIENCE,
             ..quick()
         };
-        let rig = start(patient, &cards);
+        let rig = start(slow, &cards);
         let at = rig.handshake;
         let hang = device::calls().join(format!("hang-ibv_create_qp-{}", names()[HUNG]));
         std::fs::write(&hang, "").unwrap();
@@ -379,7 +379,7 @@ fn newcomers_to_a_full_device_are_refused_by_name_and_connections_of_others_stay
     });
 }
 
-/// How many rendezvous fail in each way.
+/// Rendezvous that fail by each cause.
 const FAILING: u16 = 200;
 
 #[test]

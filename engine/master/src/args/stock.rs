@@ -1,4 +1,4 @@
-//! What becomes of each flag of the stock master. One that this program has is passed on, one at a value without effect here is left
+//! What this program does with each flag of the stock master. One that this program has is passed on, one at a value without effect here is left
 //! out, every other one is refused by name. Pure.
 
 use std::ffi::OsString;

@@ -18,7 +18,7 @@ use super::worker::CardError;
 use crate::outstanding::Fitness;
 use crate::transport::RegionId;
 
-/// Most queue pairs to one peer, if there are no more than 8 devices. A device has memory for each, and nodes with many
+/// Most queue pairs to one peer, if there are at most 8 devices. A device has memory for each, and nodes with many
 /// processors have several data threads for each device.
 const PAIRS_PER_PEER: usize = 16;
 

@@ -218,7 +218,7 @@ async fn a_copy_is_cut_when_the_master_has_lost_its_epoch() {
     assert_eq!(nodes.mover.cut.load(Ordering::SeqCst), 1);
 }
 
-/// Requests of each function that ask for the release of the master.
+/// Requests of each function that find the release of the master.
 const PROBES: usize = 1;
 
 /// Connects by a relay that ends the connection after it has passed the first request of this function on, without the answer.

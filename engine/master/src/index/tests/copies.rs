@@ -66,7 +66,7 @@ fn a_copied_object_survives_its_first_owner_and_the_answer_waits_for_the_record(
 }
 
 #[test]
-fn nobody_finds_a_copy_before_its_end() {
+fn a_copy_is_not_found_before_its_end() {
     let mut pools = Pools::new(&[MIB, MIB]);
     pools.put("k", 1000, 0, at(0));
     let start = |pools: &mut Pools| {
@@ -92,7 +92,7 @@ fn the_source_of_a_move_leaves_after_the_target_is_recorded_and_its_readers_are_
     // A reader has a lease.
     pools.size("k", at(1)).unwrap();
     relocate(&mut pools, "k", 1, at(2)).unwrap();
-    // The owner of the source hears of nothing while the target has no record.
+    // The owner of the source gets no change while the target has no record.
     pools.follow(0, at(2));
     assert!(pools.ledgers[0].values().any(|of| of.stored.is_some()));
     pools.follow_all(at(2));
@@ -410,7 +410,7 @@ fn a_task_goes_once_to_the_client_of_its_source_and_keeps_the_reported_end() {
 }
 
 #[test]
-fn tasks_that_nobody_fetches_or_ends_fail_after_five_minutes() {
+fn tasks_without_a_fetch_or_an_end_fail_after_five_minutes() {
     let mut pools = Pools::new(&[MIB, MIB]);
     pools.put("k", 1000, 0, at(0));
     let first = create(&mut pools, "k", at(1)).unwrap();
