@@ -314,8 +314,7 @@ impl Session<'_> {
         let sets = observed.existing.daemon_sets.iter();
         let mut before: BTreeSet<String> = sets.flat_map(|set| excluded(set)).collect();
         before.extend(context.drains.of(&valid.uid, Instant::now()));
-        let rollout = self.old.rollout.iter();
-        let replaced = rollout.flat_map(|rollout| &rollout.replaced);
+        let rollout = self.old.rollout.as_ref();
         let master = observed.serving_master(&valid.name);
         let bytes = context.usage.bytes(&valid.uid, master);
         let decision = cordoned::decide(&cordoned::Facts {
@@ -323,7 +322,7 @@ impl Session<'_> {
             before: &before,
             pods: &pods,
             limit: valid.update.max_unavailable.of(pods.len()),
-            replaced: &replaced.map(|pod| pod.node.clone()).collect(),
+            replaced: &cordoned::replaced(rollout, &observed.pool_pods, now),
             used: bytes.and_then(|bytes| cordoned::used(bytes, &pods)),
             watermark: valid.master.eviction_watermark,
         });

@@ -9,9 +9,11 @@
 //! The DaemonSets record the decision: a restarted operator knows its own drains.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crds::text::first_names;
+use crds::update::RolloutStatus;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
@@ -74,6 +76,23 @@ pub fn stored(
         serves: serving.is_some() && !ends,
         ends,
     })
+}
+
+/// Nodes of pods that the rollout replaced. One that the kubelet does not end holds no other drain.
+pub fn replaced(
+    rollout: Option<&RolloutStatus>,
+    pods: &[Arc<Pod>],
+    now: Timestamp,
+) -> BTreeSet<String> {
+    let stuck = pods.iter().filter(|pod| is_stuck(pod, now));
+    let stuck: BTreeSet<&str> = stuck
+        .filter_map(|pod| pod.metadata.uid.as_deref())
+        .collect();
+    let replaced = rollout.iter().flat_map(|rollout| &rollout.replaced);
+    replaced
+        .filter(|replaced| !stuck.contains(replaced.uid.as_str()))
+        .map(|replaced| replaced.node.clone())
+        .collect()
 }
 
 /// The bytes that hold keys, if the master has mounted the pool pods that serve. A master that has just started has not yet.

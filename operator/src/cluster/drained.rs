@@ -93,7 +93,11 @@ pub fn drained(
         ))
     };
     let before = condition::find(old, ConditionType::Drained);
-    let (ending, stuck) = ending(pods, now);
+    let (mut ending, mut stuck) = ending(pods, now);
+    // The engine of a pool pod may go on without the kubelet.
+    if ending.is_empty() && drains.is_some_and(|drains| drains.running > 0) {
+        ending = std::mem::take(&mut stuck);
+    }
     let (held, waiting) = (cordons.held_message(), cordons.waiting_message());
     let others: Vec<String> = held.iter().chain(&waiting).cloned().collect();
     if ending.is_empty() {
@@ -275,6 +279,15 @@ mod tests {
             let now = time.parse().unwrap();
             drained(kind, &pods(ENDS), None, &calm, None, &stored(&begun), now).unwrap()
         };
+        let (counts, now) = (drains(1, 0), "2026-01-01T00:01:01Z".parse().unwrap());
+        let moves = drained(kind, &pods(ENDS), counts, &calm, None, &stored(&begun), now).unwrap();
+        assert_eq!(
+            (moves.state, moves.message.as_str()),
+            (
+                ConditionStatus::False,
+                "the keys of a (n1) move to other pool pods: 7 keys, 1, are left"
+            )
+        );
         assert_eq!(later("2026-01-01T00:01:00Z").message, begun.message);
         let stuck = later("2026-01-01T00:01:01Z");
         assert_eq!(

@@ -2,8 +2,8 @@
 //! were created for another spec, for example by an earlier release.
 //!
 //! ```text
-//! outdated --(does not run)--> deleted --> gone --> created
-//! outdated --(runs; its node is not cordoned; fewer than maxUnavailable guards are away)--> deleted --> gone --> created
+//! outdated --(does not run; a minute old)--> deleted --> gone --> created
+//! outdated --(runs; a minute old; its node is not cordoned; fewer than maxUnavailable guards are away)--> deleted --> gone --> created
 //! ```
 
 use std::sync::Arc;
@@ -17,14 +17,15 @@ use kube::{Client, ResourceExt};
 use crate::apply::{Error, Writer, owner};
 use crate::cluster::cordoned::{Decision, MAX_NODES};
 use crate::cluster::desired::guard;
-use crate::cluster::pool_pod::pending;
+use crate::cluster::pool_pod::{is_stuck, pending};
 use crate::cluster::validate::{Settings, Valid};
 use crate::pod::{is_over, is_ready, not_running};
 use crate::untyped;
 
 /// Most guards that one reconcile creates. The watch event of each causes the next reconcile.
 const AT_ONCE: usize = 200;
-/// Age at which a guard that has ended is replaced, so that one that ends at once causes few writes.
+/// Age at which a guard that has ended or is outdated is replaced: one that ends at once, or whose annotations an admission policy
+/// changes, causes few writes.
 const REPLACEMENT_AGE: Duration = Duration::from_secs(60);
 /// Age from which a guard that does not run is reported: its image must be pulled first.
 const START_AGE: Duration = Duration::from_secs(60);
@@ -65,8 +66,11 @@ pub fn plan(
         }
         let wanted = node.as_ref().filter(|node| absent.remove(*node));
         if pod.metadata.deletion_timestamp.is_some() {
-            // Its name is free when it is gone.
-            away += usize::from(wanted.is_some());
+            // Its name is free when it is gone. One on a node that does not respond must not hold the replacement of the others.
+            let ends = wanted.is_some() && !is_stuck(pod, now);
+            away += usize::from(ends);
+            // No event follows when its time is up.
+            plan.recheck |= ends;
             continue;
         }
         let Some(node) = wanted else {
@@ -79,13 +83,17 @@ pub fn plan(
         let cause = idle(pod);
         if cause.is_none() && !is_over(pod) {
             // On a node that does not respond it would not end.
-            let responds = is_ready(pod) || stopped(pod).is_some();
-            let replaceable = responds && !cordons.holds_drain_of(node);
-            outdated.extend((is_outdated && replaceable).then_some(pod));
+            let responds = || is_ready(pod) || stopped(pod).is_some();
+            if is_outdated && responds() && !cordons.holds_drain_of(node) {
+                match older(REPLACEMENT_AGE) {
+                    true => outdated.push(pod),
+                    false => plan.recheck = true,
+                }
+            }
             continue;
         }
         away += 1;
-        if is_outdated || is_over(pod) && older(REPLACEMENT_AGE) {
+        if (is_outdated || is_over(pod)) && older(REPLACEMENT_AGE) {
             plan.delete.push(pod.clone());
             continue;
         }
@@ -238,7 +246,13 @@ mod tests {
             pod.metadata.deletion_timestamp =
                 serde_yaml_ng::from_str("'2026-01-01T00:10:00Z'").unwrap();
         });
-        assert_eq!(of(&guards), nothing, "the first one ends");
+        assert_eq!(of(&guards), (vec![], vec![], true), "the first one ends");
+        // On a dead node.
+        guards[0] = outdated_on("n1", |pod| {
+            pod.metadata.deletion_timestamp =
+                serde_yaml_ng::from_str("'2026-01-01T00:08:59Z'").unwrap();
+        });
+        assert_eq!(of(&guards), deletes("n2"), "the first one does not end");
         let created = (vec!["n1".to_owned()], vec![], false);
         assert_eq!(of(&guards[1..]), created, "and is created at once");
         let starting = |pod: &mut Pod| {
@@ -340,6 +354,29 @@ mod tests {
         let old = over("'2026-01-01T00:01:00Z'");
         let name = "kv-guard-n1".to_owned();
         assert_eq!(planned(&["n1"], &[old]), (vec![], vec![name], false));
+    }
+
+    /// For example one whose annotations an admission policy changes.
+    #[test]
+    fn an_outdated_guard_stays_for_a_minute() {
+        let states = [
+            "{phase: Pending}",
+            "{phase: Failed}",
+            "{phase: Running, conditions: [{type: Ready, status: 'True'}]}",
+        ];
+        for state in states {
+            let of = |created: &str| {
+                outdated_on("n1", |pod| {
+                    pod.metadata.creation_timestamp = serde_yaml_ng::from_str(created).unwrap();
+                    pod.status = serde_yaml_ng::from_str(state).unwrap();
+                })
+            };
+            let young = planned(&["n1"], &[of("'2026-01-01T00:09:30Z'")]);
+            assert_eq!(young, (vec![], vec![], true), "{state}");
+            let old = planned(&["n1"], &[of("'2026-01-01T00:08:59Z'")]);
+            let name = "kv-guard-n1".to_owned();
+            assert_eq!(old, (vec![], vec![name], false), "{state}");
+        }
     }
 
     #[test]

@@ -99,7 +99,7 @@ fn service(
     if let Some(message) = evictions::kubelet_message(pod) {
         return not(Reason::PoolPodEvicted, eviction_message(&message));
     }
-    if is_stuck(pod, now) && !is_over(pod) {
+    if is_stuck(pod, now) {
         let (reason, message) = stuck(pod, mooncake_node);
         return not(reason, message);
     }
@@ -126,7 +126,12 @@ fn service(
 fn stuck(pod: &Pod, mooncake_node: Option<&MooncakeNode>) -> (Reason, String) {
     let ends = pod.meta().deletion_timestamp.as_ref();
     let ends = ends.map_or_else(String::new, |ends| ends.0.to_string());
-    let lead = format!("it was to end by {ends}, and its kubelet has not ended it");
+    let lead = match is_over(pod) {
+        true => format!(
+            "it was to end by {ends}, and has ended, but its object is still there; see its metadata.finalizers"
+        ),
+        false => format!("it was to end by {ends}, and its kubelet has not ended it"),
+    };
     match current_report(mooncake_node) {
         Ok(_) => {
             let remedy = "Read the log of the kubelet and of the container runtime of the node, and restart them";

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crds::condition::{self, merge};
-use crds::text::first_clauses;
+use crds::condition::{self, MESSAGE_LIMIT, merge};
+use crds::text::{first_clauses, shorten};
 use crds::{
     ByteSize, ConditionStatus, ConditionType, MooncakeClusterStatus, NewCondition, Reason, names,
 };
@@ -19,7 +19,7 @@ use crate::cluster::drained::{self, Drains};
 use crate::cluster::injection;
 use crate::cluster::observe::Observed;
 use crate::cluster::pool_pod::{PoolPodStatus, PoolService};
-use crate::cluster::validate::Valid;
+use crate::cluster::validate::{Pool, Valid};
 use crate::cluster::{pool_pod, rollout, transport};
 use crate::compute_domain::status::DomainStatus;
 use crate::compute_domain::view::RECHECK_PERIOD;
@@ -30,6 +30,8 @@ mod transports;
 /// Reconcile period of a cluster that is not as specified: something may have been missed. At rest nothing is
 /// reconciled.
 const PERIOD: Duration = Duration::from_secs(60);
+/// Before the names of staged pools in the message of PoolsReady.
+const STAGED: &str = "no DaemonSet, which is created after the pause: pool ";
 /// Most problems in a message.
 const MAX_LISTED: usize = 4;
 
@@ -86,12 +88,13 @@ pub fn compute(
     let rdma_usable = transports::rdma_usable(transport);
     let (transport, transports) =
         transports::evaluate(transport, pod_statuses, &observed.claimable);
+    let staged = staged(facts, &old.conditions);
     let parts = [
         master(facts.cluster, observed),
-        pools_ready(facts),
+        pools_ready(facts, &staged),
         transports,
     ];
-    let mut findings = summary(facts, &parts, (serving, wanted));
+    let mut findings = summary(facts, &staged, &parts, (serving, wanted));
     findings.extend(parts);
     findings.extend(rdma_usable);
     findings.extend(metadata_ready(facts));
@@ -221,6 +224,7 @@ pub fn failed(
 /// Ready, and the conditions that are present only while they are true (the conventions of kstatus).
 fn summary(
     facts: &Facts<'_>,
+    staged: &[&str],
     parts: &[NewCondition; 3],
     (serving, wanted): (usize, usize),
 ) -> Vec<NewCondition> {
@@ -230,7 +234,7 @@ fn summary(
             NewCondition::new(ConditionType::Stalled, true, *reason, message),
         ];
     }
-    let enough = enough_serve(facts, serving, wanted);
+    let enough = enough_serve(facts, staged, serving, wanted);
     let counted = |part: &&NewCondition| part.kind != ConditionType::PoolsReady || !enough;
     let worst = [ConditionStatus::False, ConditionStatus::Unknown]
         .into_iter()
@@ -296,17 +300,47 @@ fn summary(
 }
 
 /// True if `spec.minReadyPercent` of the nodes serve, rounded up, and the DaemonSets have counted them.
-fn enough_serve(facts: &Facts<'_>, serving: usize, wanted: usize) -> bool {
-    let sets = facts.pools.iter().filter(|set| !is_staged(facts, set));
-    let mut sets = sets.map(|set| scheduled(set.as_ref()?));
+fn enough_serve(facts: &Facts<'_>, staged: &[&str], serving: usize, wanted: usize) -> bool {
+    let mut sets = created(facts, staged).map(|(_, set)| scheduled(set.as_ref()?));
     let counted = sets.all(|scheduled| scheduled.is_some_and(|scheduled| scheduled.desired > 0));
     counted && wanted > 0 && serving * 100 >= wanted * usize::from(facts.cluster.min_ready_percent)
 }
 
-/// Whether a pool that was added during a pause has no DaemonSet yet. The cluster is as Ready as without it. Where no pool has one, the
-/// cluster was created during the pause.
-fn is_staged(facts: &Facts<'_>, set: &Option<DaemonSet>) -> bool {
-    facts.withheld.is_some() && set.is_none() && facts.pools.iter().any(Option::is_some)
+/// Pools that were added during a pause and have no DaemonSet yet. The cluster is as Ready as without them. Where there is no DaemonSet
+/// at all, the cluster was created during the pause. A pool whose DaemonSet was refused before the pause, or deleted during it, is none:
+/// `PoolsReady` named the former, and the latter is missing without a change of the spec.
+fn staged<'a>(facts: &Facts<'a>, old: &[Condition]) -> Vec<&'a str> {
+    if facts.withheld.is_none() || facts.observed.existing.daemon_sets.is_empty() {
+        return Vec::new();
+    }
+    let before = condition::find(old, ConditionType::PoolsReady);
+    let generation = before.and_then(|before| before.observed_generation);
+    let changed = generation != Some(facts.cluster.generation);
+    let message = before.map_or("", |before| &before.message);
+    let known = message.split_once(STAGED).and_then(|(_, rest)| {
+        let names = rest.split(';').next()?;
+        Some(names.split(", ").collect::<Vec<_>>())
+    });
+    let known = known.unwrap_or_default();
+    let pools = facts.cluster.pools.iter().zip(facts.pools);
+    let absent = pools.filter(|(_, set)| set.is_none());
+    absent
+        .map(|(pool, _)| pool.name.as_str())
+        .filter(|name| known.contains(name) || changed && !message.contains(&unprocessed(name)))
+        .collect()
+}
+
+/// The pools without the staged ones.
+fn created<'a>(
+    facts: &Facts<'a>,
+    staged: &[&str],
+) -> impl Iterator<Item = (&'a Pool, &'a Option<DaemonSet>)> {
+    let pools = facts.cluster.pools.iter().zip(facts.pools);
+    pools.filter(|(pool, _)| !staged.contains(&pool.name.as_str()))
+}
+
+fn unprocessed(pool: &str) -> String {
+    format!("pool {pool}: its DaemonSet is not processed yet")
 }
 
 /// Causes that stay until the user changes something.
@@ -405,12 +439,23 @@ fn trouble(pod: &Pod) -> String {
         .unwrap_or_else(|| "it runs but is not ready".to_owned())
 }
 
-fn pools_ready(facts: &Facts<'_>) -> NewCondition {
+/// The message has the staged pools, also beside another cause: by it the next reconcile knows them.
+fn pools_ready(facts: &Facts<'_>, staged: &[&str]) -> NewCondition {
+    let mut finding = created_pools_ready(facts, staged);
+    if !staged.is_empty() {
+        let staged = format!("; {STAGED}{}", staged.join(", "));
+        let room = MESSAGE_LIMIT.saturating_sub(staged.len());
+        let message = finding.message.trim_end_matches('.');
+        finding.message = shorten(message, room) + &staged;
+    }
+    finding
+}
+
+fn created_pools_ready(facts: &Facts<'_>, staged: &[&str]) -> NewCondition {
     let kind = ConditionType::PoolsReady;
-    let pools = || facts.cluster.pools.iter().zip(facts.pools);
-    for (pool, set) in pools().filter(|(_, set)| !is_staged(facts, set)) {
+    for (pool, set) in created(facts, staged) {
         let Some(wanted) = set.as_ref().and_then(scheduled) else {
-            let message = format!("pool {}: its DaemonSet is not processed yet", pool.name);
+            let message = unprocessed(&pool.name);
             return NewCondition::new(kind, false, Reason::Progressing, message);
         };
         if wanted.desired == 0 {
@@ -422,14 +467,6 @@ fn pools_ready(facts: &Facts<'_>) -> NewCondition {
         let mut message = format!("{} pool pods serve", facts.pod_statuses.len());
         if facts.rollout.step != rollout::Step::Done {
             message.push_str(&format!("; {}", facts.rollout.step));
-        }
-        let staged = pools().filter(|(_, set)| is_staged(facts, set));
-        let staged: Vec<&str> = staged.map(|(pool, _)| pool.name.as_str()).collect();
-        if !staged.is_empty() {
-            message.push_str(&format!(
-                "; created after the pause: pool {}",
-                first_clauses(&staged, MAX_LISTED)
-            ));
         }
         let foreign = &facts.observed.foreign_pods;
         if !foreign.is_empty() {
@@ -549,7 +586,7 @@ fn describe(pod_status: &PoolPodStatus, reason: Reason, message: &str) -> String
     format!("{node}: pool pod {}: {reason}: {message}", pod_status.pod)
 }
 
-fn no_node(pool: &crate::cluster::validate::Pool) -> String {
+fn no_node(pool: &Pool) -> String {
     let selector = pool
         .node_selector
         .iter()

@@ -281,3 +281,31 @@ fn a_decision_outlasts_the_lag_of_the_cache() {
     assert_eq!(recent.of("c2", now), names(&[]));
     assert_eq!(recent.of("c1", now + CACHE_LAG), names(&[]));
 }
+
+#[test]
+fn a_replaced_pool_pod_that_its_kubelet_does_not_end_holds_no_other_drain() {
+    let rollout: RolloutStatus = serde_yaml_ng::from_str(
+        "{revision: a, replaced: [{pool: default, node: n1, uid: u1, since: '2026-01-01T00:00:00Z'}]}",
+    )
+    .unwrap();
+    let ends = "[{metadata: {name: a, uid: u1, deletionTimestamp: '2026-01-01T00:10:00Z'}}]";
+    let ends: Vec<Pod> = serde_yaml_ng::from_str(ends).unwrap();
+    let ends: Vec<_> = ends.into_iter().map(Arc::new).collect();
+    let decided = |pods: &[Arc<Pod>], now: &str| {
+        let replaced = replaced(Some(&rollout), pods, now.parse().unwrap());
+        let facts = Facts {
+            cordoned: &names(&["n2"]),
+            before: &BTreeSet::new(),
+            pods: &["n2", "n3"].map(serving),
+            limit: 1,
+            replaced: &replaced,
+            used: Some(0),
+            watermark: 90,
+        };
+        decide(&facts).waiting
+    };
+    assert_eq!(decided(&ends, "2026-01-01T00:11:00Z"), ["n2"]);
+    assert_eq!(decided(&ends, "2026-01-01T00:11:01Z"), [""; 0]);
+    // Its successor is still to come.
+    assert_eq!(decided(&[], "2026-01-01T00:11:01Z"), ["n2"]);
+}

@@ -153,21 +153,28 @@ fn on(node: &str) -> Affinity {
     }
 }
 
-/// The tolerations of all pools, and those that pods of DaemonSets get.
+/// The tolerations of all pools, and those that pods of DaemonSets get. Sorted: another sequence of the pools makes no guard outdated.
 fn tolerations(cluster: &Valid) -> Vec<Toleration> {
-    let mut all: Vec<Toleration> = Vec::new();
-    for pool in &cluster.pools {
-        for toleration in &pool.tolerations {
-            if !all.contains(toleration) {
-                all.push(toleration.clone());
-            }
-        }
-    }
-    all.extend(TOLERATED.map(|(key, effect)| Toleration {
+    let common = TOLERATED.map(|(key, effect)| Toleration {
         key: Some(key.to_owned()),
         operator: Some("Exists".to_owned()),
         effect: Some(effect.to_owned()),
         ..Toleration::default()
-    }));
+    });
+    let pools = cluster.pools.iter().flat_map(|pool| &pool.tolerations);
+    let pools = pools.filter(|toleration| !common.contains(toleration));
+    let mut all: Vec<Toleration> = pools.cloned().collect();
+    all.sort_by_cached_key(|toleration| {
+        let of = |part: &Option<String>| part.clone();
+        (
+            of(&toleration.key),
+            of(&toleration.operator),
+            of(&toleration.value),
+            of(&toleration.effect),
+            toleration.toleration_seconds,
+        )
+    });
+    all.dedup();
+    all.extend(common);
     all
 }

@@ -278,6 +278,25 @@ fn a_guard_is_small_unprivileged_and_cannot_be_evicted() {
     assert!(name(&long).len() < 40, "{}", name(&long));
 }
 
+#[test]
+fn another_sequence_of_the_pools_makes_no_guard_outdated() {
+    let revision = |pools: &str| {
+        let spec =
+            format!("{{master: {{type: BuiltIn}}, update: {{onCordon: Drain}}, pools: [{pools}]}}");
+        guard::revision(&fixture::valid(&spec), &fixture::settings())
+    };
+    let gpu = "tolerations: [{key: gpu, operator: Exists}, {key: a, operator: Exists}]";
+    // Pods of DaemonSets tolerate the second one anyway.
+    let infra = "tolerations: [{key: infra, value: x}, {key: node.kubernetes.io/unschedulable, \
+                 operator: Exists, effect: NoSchedule}]";
+    let one = revision(&format!(
+        "{{name: a, {gpu}}}, {{name: b, {infra}}}, {{name: c, {gpu}}}"
+    ));
+    let other = revision(&format!("{{name: b, {infra}}}, {{name: a, {gpu}}}"));
+    assert_eq!(one, other);
+    assert_ne!(one, revision(&format!("{{name: a, {gpu}}}")));
+}
+
 /// The cluster-autoscaler removes no node with a pod that has a volume on its disk.
 #[test]
 fn a_built_in_master_may_be_moved_and_a_stock_one_keeps_its_node() {

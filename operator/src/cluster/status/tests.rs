@@ -12,6 +12,7 @@ use kube::core::DeserializeGuard;
 
 use super::*;
 use crate::cache::Claimable;
+use crate::cluster::observe::Existing;
 use crate::cluster::pool_pod::evaluate;
 use crate::fixture;
 
@@ -90,6 +91,8 @@ struct TestCluster {
     pools: Vec<(Arc<Pod>, Option<MooncakeNode>)>,
     sets: Vec<Option<DaemonSet>>,
     step: rollout::Step,
+    /// DaemonSets of pools that are not in the spec.
+    removed: Vec<DaemonSet>,
     withheld: Option<usize>,
     used: Option<u8>,
     claimable: Claimable,
@@ -116,6 +119,7 @@ impl TestCluster {
             pools: (1..=count).map(pool).collect(),
             sets: vec![Some(set(count, count))],
             step: rollout::Step::Done,
+            removed: Vec::new(),
             withheld: None,
             used: Some(35),
             claimable: Claimable::Yes,
@@ -139,7 +143,12 @@ impl TestCluster {
         of: impl FnOnce(&Facts<'_>) -> T,
     ) -> T {
         let cluster = fixture::valid(self.spec);
+        let sets = self.sets.iter().flatten().chain(&self.removed);
         let observed = Observed {
+            existing: Existing {
+                daemon_sets: sets.cloned().map(Arc::new).collect(),
+                ..Existing::default()
+            },
             master_pods: self.masters.clone(),
             pool_pods: self.pools.iter().map(|(pod, _)| pod.clone()).collect(),
             claimable: self.claimable.clone(),

@@ -86,6 +86,17 @@ fn a_pool_pod_that_its_kubelet_does_not_end_is_reported_a_minute_after_its_grace
         ),
         "{message}"
     );
+    let ends = cluster.pools[1].0.clone();
+    let mut over = (*ends).clone();
+    over.status = serde_yaml_ng::from_str("{phase: Failed}").unwrap();
+    cluster.pools[1].0 = Arc::new(over);
+    let (state, message, _) = seen(&cluster, 121);
+    assert_eq!(state, "False/PoolPodNotReady");
+    assert!(
+        message.contains("its object is still there; see its metadata.finalizers. Read the log"),
+        "{message}"
+    );
+    cluster.pools[1].0 = ends;
     cluster.pools[1].1 = Some(mooncake_node("n2", ("False", "NodeNotReady"), SERVES));
     let (state, message, _) = seen(&cluster, 121);
     assert_eq!(state, "False/NodeNotReady");
