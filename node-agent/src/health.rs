@@ -1,6 +1,7 @@
 //! Runs the checks whenever the snapshot or the assignments change, reports the health of the node, and sends the
 //! unhealthy devices to the DRA driver.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -84,10 +85,11 @@ pub(crate) async fn run(
                 add_proofs(&mut lines, snapshot, &health, before);
                 lines_before = Some(lines.clone());
                 exclude(&mut lines, spec.policy.as_ref());
-                let hcas = snapshot.facts.hcas.iter().map(|hca| hca.name.as_str());
-                if late.are_read(&hcas.collect(), Instant::now()) {
+                let hcas = snapshot.facts.hcas.iter().map(|hca| hca.name.clone());
+                let present: BTreeSet<_> = hcas.collect();
+                if late.are_read(&present, Instant::now()) {
                     let awaited = late.awaited(&lines, Instant::now());
-                    reporter.set_ports((lines, omitted), is_assigned, awaited);
+                    reporter.set_ports((lines, omitted), present, is_assigned, awaited);
                 }
             }
             let health = apply_policy(health, &runs, spec.policy.as_ref());

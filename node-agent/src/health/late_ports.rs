@@ -2,16 +2,12 @@
 //! those that wait for their first probe. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use crds::node::HcaLine;
 use tokio::time::Instant;
 
-use crate::pools::transport::PROOF;
-
-/// How long after its start the agent waits for the first one of the devices that the node had before its boot. A driver may come
-/// in a container.
-const DRIVER: Duration = Duration::from_secs(5 * 60);
+use crate::pools::transport::{DRIVER, PROOF};
+use crate::publish::report::Awaited;
 
 /// Most names in a text.
 const NAMES: usize = 4;
@@ -46,18 +42,18 @@ impl LatePorts {
 
     /// Returns whether the devices of the node are known, of which these are there now. A node that had devices before its boot and
     /// has none yet is not one without devices.
-    pub(super) fn are_read(&mut self, present: &BTreeSet<&str>, now: Instant) -> bool {
+    pub(super) fn are_read(&mut self, present: &BTreeSet<String>, now: Instant) -> bool {
         let Some(missing) = &mut self.missing else {
             // The status may have some.
             return !present.is_empty() || now.duration_since(self.started) >= DRIVER;
         };
-        missing.retain(|device| !present.contains(device.as_str()));
+        missing.retain(|device| !present.contains(device));
         self.found |= !present.is_empty();
         self.found || missing.is_empty() || now.duration_since(self.started) >= DRIVER
     }
 
-    /// Returns what ports wait for that may be proved soon.
-    pub(super) fn awaited(&mut self, lines: &[HcaLine], now: Instant) -> Option<String> {
+    /// Returns what ports wait for that may be proved soon, and until when.
+    pub(super) fn awaited(&mut self, lines: &[HcaLine], now: Instant) -> Option<Awaited> {
         let waiting = lines.iter().filter(|line| line.awaits_proof());
         let waiting: BTreeSet<_> = waiting.map(|line| (line.name.clone(), line.port)).collect();
         self.unprobed.retain(|port, _| waiting.contains(port));
@@ -66,15 +62,18 @@ impl LatePorts {
         }
         let is_soon = |since: Instant| now.duration_since(since) < PROOF;
         let unprobed = self.unprobed.iter().filter(|(_, since)| is_soon(**since));
-        let unprobed = unprobed.map(|((device, port), _)| format!("{device} port {port}"));
         let missing = self.missing.iter().flatten().cloned();
-        let missing = missing.filter(|_| is_soon(self.started));
+        let missing: Vec<_> = missing.filter(|_| is_soon(self.started)).collect();
+        let probes = unprobed.clone().map(|(_, since)| *since);
+        let driver = (!missing.is_empty()).then_some(self.started);
+        let last = probes.chain(driver).max()?;
+        let unprobed = unprobed.map(|((device, port), _)| format!("{device} port {port}"));
         let texts = [
             named("the first probe of", unprobed.collect()),
-            named("the driver of", missing.collect()),
+            named("the driver of", missing),
         ];
         let texts: Vec<_> = texts.into_iter().flatten().collect();
-        (!texts.is_empty()).then(|| texts.join(" and "))
+        Some((texts.join(" and "), last + PROOF))
     }
 }
 
@@ -91,7 +90,10 @@ fn named(what: &str, mut names: Vec<String>) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::publish::report::Reporter;
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -100,6 +102,10 @@ mod tests {
             r#"{{"name": "{name}", "port": 1, "state": "Active", "gid": 3}}"#
         ))
         .unwrap()
+    }
+
+    fn present(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
     }
 
     fn proved(name: &str) -> HcaLine {
@@ -123,14 +129,14 @@ mod tests {
         let early = begun + DRIVER.checked_sub(SECOND).unwrap();
         assert!(!none.are_read(&BTreeSet::new(), early));
         assert!(none.are_read(&BTreeSet::new(), begun + DRIVER));
-        assert!(one.are_read(&["a"].into(), begun));
+        assert!(one.are_read(&present(&["a"]), begun));
         assert_eq!(
             one.awaited(&[proved("a")], begun).unwrap(),
-            "the driver of b"
+            ("the driver of b".to_owned(), begun + PROOF)
         );
         assert!(one.are_read(&BTreeSet::new(), begun), "it has left again");
         assert_eq!(one.awaited(&[], begun + PROOF), None, "it was removed");
-        assert!(one.are_read(&["a", "b"].into(), begun));
+        assert!(one.are_read(&present(&["a", "b"]), begun));
         assert_eq!(one.awaited(&[proved("a"), proved("b")], begun), None);
 
         let mut other = LatePorts::new(begun);
@@ -143,7 +149,10 @@ mod tests {
     fn ports_wait_for_their_first_probe_for_a_time_of_their_own() {
         let begun = Instant::now();
         let mut late = LatePorts::new(begun);
-        let mut awaited = |lines: &[HcaLine], after: Duration| late.awaited(lines, begun + after);
+        let mut awaited = |lines: &[HcaLine], after: Duration| {
+            let awaited = late.awaited(lines, begun + after);
+            awaited.map(|(text, _)| text)
+        };
         let text = awaited(&[proved("a"), unprobed("b")], Duration::ZERO);
         assert_eq!(text.unwrap(), "the first probe of b port 1");
         // That of the first one has no result.
@@ -158,5 +167,25 @@ mod tests {
         let many: Vec<_> = (0..6).map(|at| unprobed(&format!("d{at}"))).collect();
         let text = awaited(&many, 2 * PROOF).unwrap();
         assert!(text.ends_with("d3 port 1 and 2 more"), "{text}");
+    }
+
+    #[test]
+    fn ports_are_not_awaited_after_their_time_though_nothing_is_read_again() {
+        let begun = Instant::now();
+        let mut late = LatePorts::new(begun);
+        late.expect(|| vec![proved("a")]);
+        let lines = [unprobed("b")];
+        let awaited = late.awaited(&lines, begun + SECOND);
+        let (reporter, none) = (Reporter::default(), (Vec::new(), None));
+        let report = reporter.subscribe();
+        reporter.set_ports(none, BTreeSet::new(), true, awaited);
+        let text = "the first probe of b port 1 and the driver of a";
+        let report = report.borrow();
+        assert_eq!(
+            report.awaits(begun + PROOF),
+            Some(text),
+            "that of the probe"
+        );
+        assert_eq!(report.awaits(begun + SECOND + PROOF), None);
     }
 }

@@ -63,13 +63,16 @@ const SEND_DEADLINE: Duration = Duration::from_secs(2);
 const PASS_DEADLINE: Duration = Duration::from_secs(3);
 
 /// How long connections that were passed on wait for a process that serves them: stock clients give up a transfer then.
-const PASSED_LIFE: Duration = Duration::from_secs(30);
+const PASSED_KEPT: Duration = Duration::from_secs(30);
 
 /// Limit for unmounting the segments of an ended pool pod, by its engine process or by a child.
 const UNMOUNT_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Longest message of a failed start or of a panic, in bytes.
 const MESSAGE_LIMIT: u64 = 4 << 10;
+
+/// Masters drop the keys of a pool pod earlier that no engine process has served for so long.
+const KEYS_KEPT: Duration = Duration::from_secs(30);
 
 /// Most characters of a text that an engine program has written.
 const MAX_CHARS: usize = 1_000;
@@ -90,8 +93,6 @@ pub(crate) struct PoolPod<'a> {
     pub(crate) transport: Transport,
     /// The ID of a process that is to be replaced, and why: what was learned of it while it served is not known here.
     pub(crate) replace: Option<&'a (u32, String)>,
-    /// No engine process has served the pod for long: a master has no keys of it.
-    pub(crate) is_idle: bool,
 }
 
 /// Why no engine process serves a pod.
@@ -132,6 +133,8 @@ pub(crate) enum StartError {
 #[derive(Debug)]
 pub(crate) struct EngineProcesses {
     folders: Folders,
+    /// When this agent began.
+    started: Instant,
     /// By pod UID, held for the next attempt: the backlog of a control socket is short.
     starved: Mutex<BTreeMap<String, EngineProcess>>,
     /// Processes with another version of the protocol, by pod UID: their IDs, and since when they are known.
@@ -188,6 +191,7 @@ impl EngineProcesses {
         Ok(Self {
             program: Program::install(folders.path(), &beside_agent()?, root)?,
             folders,
+            started: Instant::now(),
             starved: Mutex::default(),
             foreign: Mutex::default(),
             passed: Mutex::default(),
@@ -226,24 +230,31 @@ impl EngineProcesses {
 
     /// Connects to the engine process of a pod; starts one if none runs, or if the one that runs serves peers over another
     /// transport, is to be replaced, or is not this agent's program while a successor can be started. It passes its TCP
-    /// connections to its successor.
+    /// connections to its successor. `last_served` is when one was known last: also one that is found here and cannot be used
+    /// has served the pod, and masters have its keys.
     ///
     /// # Errors
     /// Why none serves the pod. Trying again may help.
-    pub(crate) async fn obtain(&self, pod: &PoolPod<'_>) -> Result<EngineProcess, StartError> {
+    pub(crate) async fn obtain(
+        &self,
+        pod: &PoolPod<'_>,
+        last_served: &mut Option<Instant>,
+    ) -> Result<EngineProcess, StartError> {
         let folder = self.folders.of(pod.uid);
         self.passed
             .lock()
-            .retain(|_, passed| passed.since.elapsed() < PASSED_LIFE);
+            .retain(|_, passed| passed.since.elapsed() < PASSED_KEPT);
         let starved = self.starved.lock().remove(pod.uid);
-        let running = match starved {
-            Some(process) => Some(process),
-            None => match find(&folder) {
-                Err(StartError::Unreachable) => {
-                    unreachable::wait(&folder, uid(pod.uid), HELLO).await?
-                }
-                found => found?,
-            },
+        let found = match starved {
+            Some(process) => Ok(Some(process)),
+            None => find(&folder),
+        };
+        if !matches!(found, Ok(None)) {
+            *last_served = Some(Instant::now());
+        }
+        let running = match found {
+            Err(StartError::Unreachable) => unreachable::wait(&folder, uid(pod.uid), HELLO).await?,
+            found => found?,
         };
         if let Some(mut running) = running {
             running.outdated = !self.program.is_of(running.pid);
@@ -288,7 +299,8 @@ impl EngineProcesses {
                 return Err(StartError::NotEnded);
             }
         }
-        self.start(pod, &folder).await?;
+        let idle = is_idle(*last_served, Instant::now());
+        self.start(pod, &folder, idle).await?;
         let started = connect(&folder, false).map_err(StartError::Prepare)?;
         let ended = || StartError::NoAnswer("it has ended".to_owned());
         let mut started = started.ok_or_else(ended)?;
@@ -352,12 +364,18 @@ impl EngineProcesses {
         devices
     }
 
-    /// Starts an engine process, and waits until it listens in its sandbox.
-    async fn start(&self, pod: &PoolPod<'_>, folder: &Folder) -> Result<(), StartError> {
+    /// Starts an engine process, and waits until it listens in its sandbox. `idle`: masters have no keys of the pod.
+    async fn start(
+        &self,
+        pod: &PoolPod<'_>,
+        folder: &Folder,
+        idle: bool,
+    ) -> Result<(), StartError> {
         let devices = match &pod.transport {
             Transport::Tcp => Vec::new(),
             Transport::Rdma(node, class) => {
-                if let Some(why) = transport::pending(node.as_ref(), *class, pod.is_idle) {
+                let up = self.started.elapsed();
+                if let Some(why) = transport::pending(node.as_ref(), *class, idle, up) {
                     return Err(StartError::PortsPending(why));
                 }
                 let lines = node.as_ref().map(|node| node.lines.as_slice());
@@ -617,6 +635,11 @@ impl EngineProcess {
     }
 }
 
+/// Whether no engine process has served a pod for so long that no master has keys of it.
+fn is_idle(last_served: Option<Instant>, now: Instant) -> bool {
+    last_served.is_none_or(|last| now.duration_since(last) >= KEYS_KEPT)
+}
+
 /// Returns why a process that runs cannot serve the pod; `None`: it can.
 fn unfit(
     running: &EngineProcess,
@@ -710,66 +733,4 @@ fn beside_agent() -> io::Result<PathBuf> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use super::*;
-
-    /// A connection to a socket of this process, where the engine process of a pool pod would listen.
-    fn connected(state: &Path) -> (Folder, OwnedFd, EngineProcess) {
-        let folder = Folders::open(state).unwrap().of("u");
-        folder.clear().unwrap();
-        let listener = seqpacket::bind_path(&folder.control()).unwrap();
-        seqpacket::start_listening(&listener, 1).unwrap();
-        let engine = connect(&folder, true).unwrap().unwrap();
-        (folder, listener, engine)
-    }
-
-    #[tokio::test]
-    async fn a_process_that_was_judged_is_replaced_and_one_of_another_release_by_one_that_serves() {
-        let state = tempfile::tempdir().unwrap();
-        let (_, _listener, mut running) = connected(state.path());
-        let process = Process::open(Path::new("/proc"), running.pid).unwrap();
-        let seen = |running: &EngineProcess, transport, replace| {
-            let pod = PoolPod {
-                uid: "u",
-                process: &process,
-                size: 1 << 20,
-                page_size: PageSize::Base,
-                transport,
-                replace,
-                is_idle: false,
-            };
-            unfit(running, &Ok(()), &pod)
-        };
-        let unread = || Transport::Rdma(None, RdmaClass::default());
-        let [judged, other] = [0, 1].map(|more| (running.pid + more, "reset".to_owned()));
-        let cause = seen(&running, unread(), Some(&judged));
-        assert_eq!(cause.as_ref(), Some(&judged.1));
-        assert_eq!(seen(&running, unread(), Some(&other)), None);
-        assert_eq!(seen(&running, unread(), None), None);
-        running.outdated = true;
-        assert_eq!(seen(&running, unread(), None), None, "none could start");
-        let cause = seen(&running, Transport::Tcp, None);
-        assert_eq!(cause.unwrap(), "it is of another release");
-    }
-
-    #[tokio::test]
-    async fn a_hung_process_that_was_to_end_has_its_error_in_the_message() {
-        let state = tempfile::tempdir().unwrap();
-        let (folder, _listener, engine) = connected(state.path());
-        let silent = || "it has reported nothing for 10 s".to_owned();
-        assert_eq!(engine.hung(silent()), silent());
-        std::fs::write(folder.panic(), "").unwrap();
-        assert_eq!(engine.hung(silent()), silent());
-        let error = "serving extent 1 of 2: RDMA device mlx5_3 has not finished within 10 s: releasing memory";
-        std::fs::write(folder.panic(), format!("{error}\n")).unwrap();
-        assert_eq!(
-            engine.hung(silent()),
-            format!(
-                "the engine process has not ended after this error: {error}; {}",
-                silent()
-            )
-        );
-    }
-}
+mod tests;

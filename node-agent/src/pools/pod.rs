@@ -20,6 +20,7 @@ use pool::handover::record::Key;
 use sys::net::Namespace;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
+use tracing::Level;
 
 use super::engine_process::liveness::{SilentProcess, SilentThreads};
 use super::engine_process::oom_kills;
@@ -45,9 +46,6 @@ const LOOKS: Duration = Duration::from_secs(2);
 
 /// How long a killed engine process is waited for before the next start is tried.
 const KILL_DEADLINE: Duration = Duration::from_secs(10);
-
-/// Masters drop the keys of a pool pod earlier that no engine process has served for so long.
-const KEYS_LIFE: Duration = Duration::from_secs(30);
 
 /// How long an engine process may take to unmount and end after its pool process.
 const END_DEADLINE: Duration = Duration::from_secs(30);
@@ -93,7 +91,7 @@ struct Pod {
     replace: Option<(u32, String)>,
     /// How much more its engine processes may send.
     pace: Pace,
-    /// When an engine process has served the pod last, since this agent began.
+    /// When an engine process has served the pod last, or was found, since this agent began.
     last_served: Option<Instant>,
 }
 
@@ -199,6 +197,7 @@ impl Pod {
             Admitted::watch(client, &of.namespace, &selector, backoff)
         });
         let mut pauses = Pauses::default();
+        let mut failures = Failures::default();
         while self.process.runs() {
             let pod = PoolPod {
                 uid: &self.uid,
@@ -207,12 +206,12 @@ impl Pod {
                 page_size: self.assignment.pool.page_size,
                 transport: self.transport(),
                 replace: self.replace.as_ref(),
-                is_idle: (self.last_served).is_none_or(|last| last.elapsed() >= KEYS_LIFE),
             };
-            let engine = match self.context.engines.obtain(&pod).await {
+            let obtained = self.context.engines.obtain(&pod, &mut self.last_served);
+            let engine = match obtained.await {
                 Ok(engine) => engine,
                 Err(error) => {
-                    tracing::warn!(%error, "no engine process serves the pool pod: retrying");
+                    failures.log(&error);
                     let message = not_served(&error, self.hung.as_deref());
                     self.report(reason(&error), message);
                     let pause = match error {
@@ -229,6 +228,7 @@ impl Pod {
                 adopted = engine.adopted,
                 "an engine process serves the pool pod"
             );
+            failures = Failures::default();
             self.hung = None;
             self.replace = None;
             let begun = Instant::now();
@@ -446,8 +446,9 @@ impl Pod {
                 let blocking = self.context.engines.blocking(&self.uid);
                 let node = report.hcas.as_ref().map(|(lines, _)| NodePorts {
                     lines: transport::without_blocking(lines.clone(), &blocking),
+                    devices: report.present.clone(),
                     policy_known: report.policy_known,
-                    awaited: report.awaited_ports.clone(),
+                    awaited: report.awaits(Instant::now()).map(str::to_owned),
                 });
                 Transport::Rdma(node, self.context.engines.rdma_class())
             }
@@ -523,6 +524,38 @@ fn admission(addresses: &BTreeSet<IpAddr>) -> Vec<ToEngine> {
     messages
 }
 
+/// Failed attempts to get an engine process, until one serves.
+#[derive(Default)]
+struct Failures {
+    /// The last message of one that is expected for a time.
+    expected: Option<String>,
+}
+
+impl Failures {
+    fn log(&mut self, error: &StartError) {
+        match self.level(error) {
+            Some(Level::INFO) => tracing::info!(%error, "the pool pod waits: retrying"),
+            Some(_) => tracing::warn!(%error, "no engine process serves the pool pod: retrying"),
+            None => {}
+        }
+    }
+
+    /// The level at which a failure is logged: one that is expected, as after a start of the agent, once for each message.
+    fn level(&mut self, error: &StartError) -> Option<Level> {
+        let is_expected = matches!(
+            error,
+            StartError::PortsPending(_) | StartError::OtherProtocol { .. }
+        );
+        let message = is_expected.then(|| error.to_string());
+        let is_known = is_expected && self.expected == message;
+        self.expected = message;
+        match is_expected {
+            false => Some(Level::WARN),
+            true => (!is_known).then_some(Level::INFO),
+        }
+    }
+}
+
 /// The message while no engine process serves. `hung`: why the last one was killed.
 fn not_served(error: &StartError, hung: Option<&str>) -> String {
     match hung {
@@ -567,6 +600,25 @@ mod tests {
         assert_eq!(reason(&StartError::NotEnded), Reason::EngineHung);
         let other = StartError::Start("no memory".to_owned());
         assert!(not_served(&other, None).ends_with("no memory; retrying"));
+    }
+
+    #[test]
+    fn a_wait_that_is_expected_is_logged_once_for_each_message_and_no_warning() {
+        let mut failures = Failures::default();
+        let mut level = |error| failures.level(&error);
+        let pending = |why: &str| StartError::PortsPending(why.to_owned());
+        let foreign = || StartError::OtherProtocol {
+            sent: "it has 9".to_owned(),
+        };
+        assert_eq!(level(foreign()), Some(Level::INFO));
+        assert_eq!(level(foreign()), None);
+        assert_eq!(level(pending("a")), Some(Level::INFO));
+        assert_eq!(level(pending("a")), None);
+        assert_eq!(level(pending("b")), Some(Level::INFO));
+        for _ in 0..2 {
+            assert_eq!(level(StartError::NotEnded), Some(Level::WARN));
+        }
+        assert_eq!(level(pending("b")), Some(Level::INFO));
     }
 
     #[test]

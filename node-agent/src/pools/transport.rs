@@ -23,6 +23,10 @@ const EXCLUSION_SPREAD: Duration = Duration::from_secs(10 * 60);
 /// register the pool for it once more. A probe may never have a result.
 pub(crate) const PROOF: Duration = Duration::from_secs(2 * 60);
 
+/// How long after its start the agent waits for the devices of the node, and for the first one of those that the node had before
+/// its boot. A driver may come in a container.
+pub(crate) const DRIVER: Duration = Duration::from_secs(5 * 60);
+
 /// Why nothing is chosen after a start of the agent.
 const UNREAD: &str = "the agent has not read the RDMA devices of the node yet, or waits after a boot of the node for the drivers of devices that it had before";
 
@@ -38,13 +42,15 @@ pub(crate) enum Transport {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NodePorts {
     pub(crate) lines: Vec<HcaLine>,
+    /// All RDMA devices that the node has. Of many ports, some have no line.
+    pub(crate) devices: BTreeSet<String>,
     /// The policy of the node was read since the start of the agent, so those that it excludes are marked.
     pub(crate) policy_known: bool,
     /// What more ports wait for, which are proved soon. For a time.
     pub(crate) awaited: Option<String>,
 }
 
-/// What becomes of an engine process.
+/// What is to be done with an engine process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// It goes on.
@@ -169,11 +175,11 @@ impl Transport {
         let Self::Rdma(Some(node), _) = self else {
             return BTreeSet::new();
         };
-        let is_there = |port: &&RdmaPort| {
+        let has_left = |port: &&RdmaPort| {
             let line = node.lines.iter().find(|line| is_of(port, line));
-            line.is_some_and(|line| !lacks_file(line))
+            !node.devices.contains(&port.device) || line.is_some_and(lacks_file)
         };
-        let left = ports.iter().filter(|port| !is_there(port));
+        let left = ports.iter().filter(has_left);
         left.map(|port| port.device.clone()).collect()
     }
 
@@ -208,11 +214,37 @@ fn lacks_file(line: &HcaLine) -> bool {
     why.is_some_and(|why| *why == Reason::DeviceFileMissing)
 }
 
+/// A line without findings for each of these ports that has none though its device is there: the list of lines has an end, and
+/// usable ports come first. It is not proved, and has not left the node.
+fn unlisted(node: &NodePorts, ports: &[RdmaPort]) -> Vec<HcaLine> {
+    let is_unlisted = |port: &&RdmaPort| {
+        node.devices.contains(&port.device) && !node.lines.iter().any(|line| is_of(port, line))
+    };
+    let unlisted = ports.iter().filter(is_unlisted);
+    let line = |port: &RdmaPort| HcaLine {
+        name: port.device.clone(),
+        port: port.number,
+        state: None,
+        rate_mbps: None,
+        gid: None,
+        gid_address: None,
+        lid: None,
+        path_mtu: None,
+        no_gid: None,
+        proved: false,
+        not_proved: None,
+        excluded: false,
+    };
+    unlisted.map(line).collect()
+}
+
 fn of_ports(node: &NodePorts, class: RdmaClass, running: Running<'_>) -> Verdict {
     let (lines, ports) = (node.lines.as_slice(), running.ports);
+    let unlisted = unlisted(node, ports);
     let (mut used, mut lost, mut left) = (Vec::new(), Vec::new(), BTreeSet::new());
     for port in ports {
-        let line = lines.iter().find(|line| is_of(port, line));
+        let mut known = lines.iter().chain(&unlisted);
+        let line = known.find(|line| is_of(port, line));
         if line.is_none() || running.lost.has_left(&port.device) {
             left.insert(port.device.clone());
         }
@@ -258,7 +290,10 @@ fn of_ports(node: &NodePorts, class: RdmaClass, running: Running<'_>) -> Verdict
     // Without a finding it was only not probed yet, as after a start of the agent.
     let is_good = |port: &RdmaPort, line: &HcaLine| {
         line.serves()
-            || (line.not_proved.is_none() && !line.excluded && change(port, line).is_none())
+            || (line.not_proved.is_none()
+                && !line.excluded
+                && !unlisted.contains(line)
+                && change(port, line).is_none())
     };
     let (good, mut bad): (Vec<_>, Vec<_>) =
         (used.into_iter()).partition(|(port, line)| is_good(port, line));
@@ -331,8 +366,7 @@ fn of_lost(
     }
     // Drivers cannot be loaded again while a process has files of their modules open.
     let is_away = |port: &RdmaPort| {
-        !node.lines.iter().any(|line| is_of(port, line))
-            && devices.is_settled(&port.device, running.now)
+        !node.devices.contains(&port.device) && devices.is_settled(&port.device, running.now)
     };
     if !others && lost.iter().all(|port| is_away(port)) {
         let first = &first.device;
@@ -427,10 +461,15 @@ fn port_of(line: &HcaLine, class: RdmaClass) -> Option<RdmaPort> {
 }
 
 /// Why the start of a process is to wait, if so. That of an `idle` pool pod has no keys to lose, and would soon be replaced for
-/// more ports.
-pub(crate) fn pending(node: Option<&NodePorts>, class: RdmaClass, idle: bool) -> Option<String> {
+/// more ports. `up` is the time since the start of the agent: devices that are not read by then may never be.
+pub(crate) fn pending(
+    node: Option<&NodePorts>,
+    class: RdmaClass,
+    idle: bool,
+    up: Duration,
+) -> Option<String> {
     let Some(node) = node else {
-        return Some(UNREAD.to_owned());
+        return (up < DRIVER).then(|| UNREAD.to_owned());
     };
     let awaited = node.awaited.as_ref()?;
     let waits = idle || choose(Some(&node.lines), class).is_err();

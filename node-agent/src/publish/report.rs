@@ -8,6 +8,7 @@ use crds::{FixReport, Word};
 use engine::{EndpointStats, PeerFailures};
 use engine_process::control::message::Traffic;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::publish::totals::Totals;
 use crate::watched;
@@ -20,6 +21,9 @@ pub(crate) const PEERS_LIMIT: usize = 10;
 /// The ports of the node's RDMA devices that have a line in the status, and how many have none.
 pub(crate) type HcaLines = (Vec<HcaLine>, Option<u32>);
 
+/// What ports wait for, and until when: the health may not be looked at again by then.
+pub(crate) type Awaited = (String, Instant);
+
 /// What the agent reports of its node. What is absent has not been observed by this process yet.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Report {
@@ -29,8 +33,10 @@ pub(crate) struct Report {
     pub(crate) hcas: Option<HcaLines>,
     /// Whether the policy of the node was read, so those ports are marked that it excludes.
     pub(crate) policy_known: bool,
-    /// What ports wait for that may be proved soon.
-    pub(crate) awaited_ports: Option<String>,
+    /// The names of all RDMA devices of the node, also where their ports have no line.
+    pub(crate) present: BTreeSet<String>,
+    /// What ports wait for that may be proved soon, and until when.
+    pub(crate) awaited_ports: Option<Awaited>,
     pub(crate) devices: Option<DeviceHealth>,
     pub(crate) health: Option<Health>,
     /// Pods that hold a device which a finding of `health` is about.
@@ -73,6 +79,12 @@ impl Report {
             .values()
             .map(|pool| pool.report.clone())
             .collect()
+    }
+
+    /// What ports wait for now.
+    pub(crate) fn awaits(&self, now: Instant) -> Option<&str> {
+        let (text, until) = self.awaited_ports.as_ref()?;
+        (now < *until).then_some(text)
     }
 
     /// Keeps what an endpoint that has ended has counted.
@@ -125,8 +137,15 @@ impl Reporter {
     }
 
     /// Reports the ports of the node. Only they are in the status.
-    pub(crate) fn set_ports(&self, ports: HcaLines, policy_known: bool, awaited: Option<String>) {
+    pub(crate) fn set_ports(
+        &self,
+        ports: HcaLines,
+        present: BTreeSet<String>,
+        policy_known: bool,
+        awaited: Option<Awaited>,
+    ) {
         self.0.send_if_modified(|report| {
+            report.present = present;
             report.policy_known = policy_known;
             report.awaited_ports = awaited;
             let ports = Some(ports);

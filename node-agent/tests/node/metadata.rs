@@ -15,7 +15,7 @@ const POD: &str = "aaaa0000-0000-4000-8000-000000000001";
 const SERVICE: &str = "http://10.77.0.1:8080/metadata";
 const MIB: u64 = 1 << 20;
 
-/// Starts the metadata server of a stock master that nobody uses as a master.
+/// Starts the metadata server of a stock master that no client uses as a master.
 fn serve_metadata(space: &Space) -> Child {
     let program = MOONCAKE.site().unwrap().join("mooncake/mooncake_master");
     space

@@ -252,6 +252,7 @@ mod tests {
         fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
         let folders = Folders::open(folder).unwrap();
         let engines = EngineProcesses {
+            started: Instant::now(),
             starved: Mutex::default(),
             foreign: Mutex::default(),
             passed: Mutex::default(),
@@ -272,9 +273,8 @@ mod tests {
             page_size: PageSize::Base,
             transport: Transport::Tcp,
             replace: None,
-            is_idle: true,
         };
-        let started = engines.start(&pod, &engines.folders.of("u")).await;
+        let started = engines.start(&pod, &engines.folders.of("u"), true).await;
         started.unwrap_err()
     }
 

@@ -1,6 +1,7 @@
 //! Which processes go on, which are replaced, and over which ports.
 
 use std::collections::BTreeMap;
+use std::slice;
 use std::sync::LazyLock;
 
 use super::*;
@@ -10,14 +11,18 @@ const CLASS: RdmaClass = RdmaClass {
     service_level: 0,
 };
 
+fn devices_of(lines: &[HcaLine]) -> BTreeSet<String> {
+    lines.iter().map(|line| line.name.clone()).collect()
+}
+
 fn over(lines: &[HcaLine]) -> Transport {
     of_policy(lines, true)
 }
 
 fn of_policy(lines: &[HcaLine], policy_known: bool) -> Transport {
-    let lines = lines.to_vec();
     let node = NodePorts {
-        lines,
+        lines: lines.to_vec(),
+        devices: devices_of(lines),
         policy_known,
         awaited: None,
     };
@@ -28,6 +33,7 @@ fn of_policy(lines: &[HcaLine], policy_known: bool) -> Transport {
 fn awaiting(lines: &[HcaLine]) -> Transport {
     let node = NodePorts {
         lines: lines.to_vec(),
+        devices: devices_of(lines),
         policy_known: true,
         awaited: Some("the first probe of z port 1".to_owned()),
     };
@@ -312,7 +318,7 @@ fn a_process_over_tcp_is_unproved_once_no_port_of_its_node_awaits_a_proof() {
     let failed = line("a", r#", "gid": 3, "notProved": "LoopbackFailed""#);
     let unprobed = line("b", r#", "gid": 3"#);
     let cause = "no port of the node has proved RDMA: a port 1: LoopbackFailed";
-    assert_eq!(judge(std::slice::from_ref(&failed)), unproved(cause));
+    assert_eq!(judge(slice::from_ref(&failed)), unproved(cause));
     assert_eq!(judge(&[]), unproved("the node has no RDMA device"));
     // As after a start of the agent.
     assert_eq!(judge(&[failed.clone(), unprobed.clone()]), Verdict::KEEP);
@@ -445,7 +451,7 @@ fn a_process_is_replaced_for_all_ports_at_once_that_are_proved_soon() {
         let Transport::Rdma(node, class) = transport else {
             return None;
         };
-        pending(node.as_ref(), *class, first)
+        pending(node.as_ref(), *class, first, Duration::ZERO)
     };
     let waits = "the agent waits for the first probe of z port 1, for at most 120 s";
     assert_eq!(of(&soon, true).as_deref(), Some(waits));
@@ -579,6 +585,56 @@ fn a_process_whose_device_was_reset_is_replaced_if_the_next_one_gains_a_port() {
 }
 
 #[test]
+fn a_port_without_a_line_is_not_proved_and_its_device_has_not_left() {
+    let used: [RdmaPort; 2] = ["a:1:3", "b:1:3"].map(|text| text.parse().unwrap());
+    let proved = |name| line(name, r#", "gid": 3, "proved": true"#);
+    let node = |lines: &[HcaLine], devices: &[&str]| {
+        let node = NodePorts {
+            lines: lines.to_vec(),
+            devices: devices.iter().map(|name| (*name).to_owned()).collect(),
+            policy_known: true,
+            awaited: None,
+        };
+        Transport::Rdma(Some(node), CLASS)
+    };
+    let long_lost = Running {
+        now: *BEGUN + PROOF,
+        ..running(&used)
+    };
+    // The list of lines is full of other ports.
+    let both = node(&[proved("c")], &["a", "b", "c"]);
+    assert_eq!(both.left(&used), BTreeSet::new());
+    let unproved = "a port 1: not probed yet, b port 1: not probed yet";
+    let replaced = replace(&format!("none of its ports is proved: {unproved}"));
+    assert_eq!(both.judge(long_lost), replaced);
+    let none = node(&[], &["a", "b"]);
+    assert_eq!(
+        none.judge(long_lost),
+        Verdict::Unproved(unproved.to_owned())
+    );
+    let withheld = Verdict::Keep {
+        withheld: ["b".to_owned()].into(),
+        unused: None,
+    };
+    let one = node(&[proved("a"), proved("c")], &["a", "b", "c"]);
+    assert_eq!(one.judge(running(&used)), withheld);
+    // What it reports as lost has not left the node either.
+    let mut lost = LostDevices::default();
+    let causes = ["a", "b"].map(|name| (name.to_owned(), "it failed".to_owned()));
+    lost.report(causes.into(), *BEGUN);
+    let failed = Running {
+        lost: &lost,
+        ..long_lost
+    };
+    let away = replace("none of its RDMA devices is there, as a");
+    let fails = Verdict::Unproved("a does not work any more: it failed".to_owned());
+    assert_eq!(none.judge(failed), fails);
+    assert_eq!(node(&[], &[]).judge(failed), away);
+    let gone = node(&[proved("a")], &["a"]);
+    assert_eq!(gone.left(&used), ["b".to_owned()].into());
+}
+
+#[test]
 fn a_device_that_blocks_a_start_is_left_out_of_the_next_one() {
     let lines = ["a", "b"].map(|name| line(name, r#", "gid": 3, "proved": true"#));
     let without = |names: &[&str]| {
@@ -668,9 +724,9 @@ fn a_process_is_replaced_for_another_class_if_a_port_is_proved() {
     let ports = choose(Some(&lines), class).unwrap();
     assert_eq!(ports[0].argument(), "a:1:3,trafficClass=106,serviceLevel=3");
     let of = |line| {
-        let lines = vec![line];
         let node = NodePorts {
-            lines,
+            devices: devices_of(slice::from_ref(&line)),
+            lines: vec![line],
             policy_known: true,
             awaited: None,
         };
