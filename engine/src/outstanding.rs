@@ -174,7 +174,7 @@ impl Outstanding {
         Ok(())
     }
 
-    /// Of the fittest threads for the peer that have not failed with the peer the one with the fewest bytes for a large transfer, and the
+    /// Of the fittest of the peer's threads that have not failed with it the one with the fewest bytes for a large transfer, and the
     /// next one to the peer's home if several have the same or the transfer is small.
     fn thread(&self, peer: &PeerLoad, bytes: u64, fitness: impl Fn(usize) -> Fitness) -> usize {
         let failed = peer.failed.lock();
@@ -182,7 +182,8 @@ impl Outstanding {
             let since = failed.iter().find(|(one, _)| *one == thread);
             since.is_some_and(|(_, at)| at.elapsed() < AVOIDED)
         };
-        let first = peer.home - peer.home % self.width;
+        let last = self.threads.len() - self.width;
+        let first = (peer.home - peer.home % self.width).min(last);
         let loads = self.threads.iter().enumerate();
         let loads = loads.skip(first).take(self.width);
         let best = loads.min_by_key(|(thread, load)| {
@@ -214,8 +215,7 @@ impl Outstanding {
         });
         let peer = Arc::new(PeerLoad {
             name: Arc::clone(&name),
-            // Among as many others as it may have.
-            home: hash % (self.threads.len() - self.threads.len() % self.width),
+            home: hash % self.threads.len(),
             load: Load::default(),
             total: Arc::clone(&self.total),
             threads: Arc::clone(&self.threads),
@@ -336,6 +336,24 @@ mod tests {
         let more = count(&outstanding, &[("a", SPREAD_BYTES), ("a", 1)]).unwrap();
         assert_ne!(more[0].thread(), home);
         assert_eq!(more[1].thread(), home);
+    }
+
+    #[cfg(feature = "rdma")]
+    #[test]
+    fn one_peer_has_few_data_threads_and_many_peers_have_all() {
+        let most = limits(100_000, u64::MAX);
+        for (all, width) in [(15, 8), (8, 6), (4, 8), (24, 8)] {
+            let outstanding = Outstanding::new(most, most, all).with_threads_per_peer(width);
+            let mut seen = std::collections::BTreeSet::new();
+            for number in 0..200 {
+                let peer = format!("peer-{number}");
+                let large = count(&outstanding, &[(&*peer, SPREAD_BYTES); 30]).unwrap();
+                let own: std::collections::BTreeSet<_> = threads(&large).into_iter().collect();
+                assert!(own.len() <= width, "{own:?} of {all}");
+                seen.extend(own);
+            }
+            assert_eq!(seen.len(), all, "with {width} for a peer: {seen:?}");
+        }
     }
 
     #[test]

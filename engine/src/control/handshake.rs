@@ -44,18 +44,18 @@ struct Limits {
     open: usize,
     /// Most of them of one address; further ones are refused.
     open_per_address: usize,
-    /// Most requests that are received and answered at once. A rendezvous that was received is none of them, unless it is
-    /// large.
+    /// Most requests that are received and answered at once. A rendezvous that was received counts for its address
+    /// only, unless it is large.
     places: usize,
     /// Most of them of one address.
     places_per_address: usize,
 }
 
 /// The stock engines of a pod with 8 processors and 8 devices connect about 64 times at once. When an engine process or an epoch
-/// is new, 1,000 peers with 8 devices each do: those that are open and those in the listener's queue, 4096, are enough for
-/// that. The kernel drops further ones, which come again up to 30 s later.
+/// is new, 1,000 peers with 8 devices each do: those that are open and those in the listener's queue, 4096, wait. The kernel
+/// drops further ones, which come again seconds later.
 const LIMITS: Limits = Limits {
-    open: 4096,
+    open: 2048,
     open_per_address: 256,
     places: 256,
     places_per_address: 32,
@@ -272,8 +272,10 @@ async fn converse(
     let length = payload.len();
     let request = Request::parse(&payload)?;
     drop(payload);
-    // Many that wait for a device that is slow or hangs would take the places of requests for the others.
+    // Many that wait for a device that is slow or hangs would take the places of requests for the others. Each counts for its
+    // address until it has its answer.
     let is_small = matches!(request, Request::Connection { .. }) && length <= RENDEZVOUS;
+    let [own_place, place] = place;
     let place = Some(place).filter(|_| !is_small);
     let turn = timeout_at(latest, turn(&request, state)).await;
     // Both times begin with its turn. Without one it is refused at once.
@@ -285,7 +287,7 @@ async fn converse(
     };
     timeout(deadline, answering).await??;
     filter.counters.answered();
-    drop((large, place, turn));
+    drop((large, own_place, place, turn));
     // A peer that stays has its answer, and is not to blame.
     let _stays = timeout(deadline, ended(stream)).await;
     Ok(())

@@ -313,6 +313,10 @@ fn staged<'a>(facts: &Facts<'a>, old: &[Condition]) -> Vec<&'a str> {
     if facts.withheld.is_none() || facts.observed.existing.daemon_sets.is_empty() {
         return Vec::new();
     }
+    // What is left of removed pools does not make the cluster Ready unless it serves.
+    if facts.pools.iter().all(Option::is_none) && serving(facts.pod_statuses).is_empty() {
+        return Vec::new();
+    }
     let before = condition::find(old, ConditionType::PoolsReady);
     let generation = before.and_then(|before| before.observed_generation);
     let changed = generation != Some(facts.cluster.generation);

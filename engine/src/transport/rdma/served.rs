@@ -170,7 +170,7 @@ impl ServedDevice {
         if let Some((path, one)) = superfluous.and_then(|path| connections.remove_entry(&path)) {
             tracing::info!(
                 device = self.card.device(), %from, path, by = peer,
-                "the oldest RDMA connection of an address is ended for another one, as it or the device has as many as it may"
+                "the oldest of {PER_ADDRESS} RDMA connections of an address is ended for another one"
             );
             self.end(one);
         }
@@ -220,24 +220,22 @@ impl ServedDevice {
     }
 }
 
-/// Returns the path of the connection that ends for another one of an address, if that or the device has as many as it may: the
-/// oldest one of the address, of other servers than the one that connects if there are any. Only such a one ends because the
-/// device has the most: it was probably left behind.
+/// Returns the path of the connection that ends for another one of an address, if that has as many as it may: the oldest one,
+/// of other servers than the one that connects if there are any.
 fn superfluous(
     connections: &HashMap<String, Connection>,
     from: IpAddr,
     server: &str,
 ) -> Option<String> {
     let own = || connections.iter().filter(|(_, one)| one.peer == from);
-    let is_full = connections.len() >= CONNECTIONS;
-    let has_most = own().count() >= PER_ADDRESS;
-    if !is_full && !has_most {
+    if own().count() < PER_ADDRESS {
         return None;
     }
-    let is_same = |path: &str| split_nic_path(path).is_some_and(|(of, _)| of == server);
-    let oldest = own().min_by_key(|(path, one)| (is_same(path), one.number));
-    let oldest = oldest.map(|(path, _)| path.clone());
-    oldest.filter(|path| has_most || !is_same(path))
+    let oldest = own().min_by_key(|(path, one)| {
+        let is_same = split_nic_path(path).is_some_and(|(of, _)| of == server);
+        (is_same, one.number)
+    });
+    oldest.map(|(path, _)| path.clone())
 }
 
 /// Returns whether the server part of a NIC path is this address. A host name is of no known address.

@@ -138,6 +138,9 @@ fn the_replacement_of_the_only_pool_during_a_pause_hides_no_other_cause() {
     assert_eq!(ready(&cluster), "True/AsExpected");
     cluster.masters.clear();
     assert_eq!(ready(&cluster), "False/MasterNotReady");
-    let pools = condition(&cluster.fresh(), ConditionType::PoolsReady).0;
-    assert_eq!(pools, "True/AsExpected");
+    let pools = |cluster: &TestCluster| condition(&cluster.fresh(), ConditionType::PoolsReady).0;
+    assert_eq!(pools(&cluster), "True/AsExpected");
+    // Without a pool pod of the former one nothing serves.
+    cluster.pools.clear();
+    assert_eq!(pools(&cluster), "False/Progressing");
 }
