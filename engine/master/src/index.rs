@@ -19,6 +19,7 @@ mod patterns;
 mod put;
 mod queue;
 mod quota;
+mod random;
 mod remove;
 mod retired;
 mod scope;
@@ -54,11 +55,11 @@ use copies::Copies;
 use evacuation::Evacuations;
 use eviction::Order;
 use ledger::{Age, Bulks, Epochs, Installs, Leaving, Members, Notes, Range, Removed};
-use object::{Object, ObjectId};
+use object::{Object, ObjectId, Replica};
 use objects::Objects;
 use put::Begun;
 use retired::Retired;
-use segments::{SegmentId, Segments};
+use segments::{Place, SegmentId, Segments};
 use tasks::Tasks;
 use upkeep::Unmounted;
 
@@ -179,7 +180,7 @@ impl Index {
     /// Removes replicas in segments that were unmounted. Returns whether the object still exists.
     fn prune(&mut self, id: ObjectId) -> bool {
         let segments = &self.segments;
-        let is_gone = |replica: &object::Replica| !segments.is_mounted(replica.segment);
+        let is_gone = |replica: &Replica| !segments.is_mounted(replica.segment);
         if !self.objects[id].replicas.iter().any(is_gone) {
             return true;
         }
@@ -219,15 +220,35 @@ impl Index {
             for replica in &object.replicas {
                 if self.is_recorded(replica) {
                     leave(self, range(replica, &object, rest));
-                } else if rest == Moment::default() {
-                    self.segments.free(replica.segment, replica.block);
                 } else {
-                    self.retire(replica.segment, replica.block, object.size, rest);
+                    self.release(replica, object.size, rest);
                 }
             }
             for range in self.superseded.remove(&id).into_iter().flatten() {
                 leave(self, range);
             }
+        }
+    }
+
+    /// Returns a replica in a new range, which is not complete.
+    fn new_replica(&mut self, place: Place) -> Replica {
+        let id = self.next_replica;
+        self.next_replica += 1;
+        Replica {
+            id,
+            offset: place.offset,
+            segment: place.segment,
+            block: place.block,
+            complete: false,
+        }
+    }
+
+    /// Gives up a range that is in no ledger: at once, or after `rest` if that is not the default.
+    fn release(&mut self, replica: &Replica, size: u64, rest: Moment) {
+        if rest == Moment::default() {
+            self.segments.free(replica.segment, replica.block);
+        } else {
+            self.retire(replica.segment, replica.block, size, rest);
         }
     }
 
@@ -237,7 +258,7 @@ impl Index {
         self.retired.push(segment, block, size, until);
     }
 
-    fn descriptor(&self, object: &Object, replica: &object::Replica) -> wire::ReplicaDescriptor {
+    fn descriptor(&self, object: &Object, replica: &Replica) -> wire::ReplicaDescriptor {
         let view = View::of(&self.segments, object, replica);
         wire::ReplicaDescriptor {
             id: view.id,
@@ -260,7 +281,7 @@ impl Index {
     }
 }
 
-fn range(replica: &object::Replica, object: &Object, rest: Moment) -> Range {
+fn range(replica: &Replica, object: &Object, rest: Moment) -> Range {
     Range {
         key: object.key.clone(),
         segment: replica.segment,

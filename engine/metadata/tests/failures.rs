@@ -117,6 +117,8 @@ fn descriptor_server(
     let request = Arc::clone(&seen);
     std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
+        // Before the answer: the next connection is refused.
+        drop(listener);
         let mut bytes = Vec::new();
         while !bytes.ends_with(b"\r\n\r\n") {
             let mut byte = [0];

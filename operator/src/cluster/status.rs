@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crds::condition::{self, MESSAGE_LIMIT, merge};
-use crds::text::{first_clauses, shorten};
+use crds::condition::{self, merge};
+use crds::text::first_clauses;
 use crds::{
     ByteSize, ConditionStatus, ConditionType, MooncakeClusterStatus, NewCondition, Reason, names,
 };
@@ -30,8 +30,6 @@ mod transports;
 /// Reconcile period of a cluster that is not as specified: something may have been missed. At rest nothing is
 /// reconciled.
 const PERIOD: Duration = Duration::from_secs(60);
-/// Before the names of staged pools in the message of PoolsReady.
-const STAGED: &str = "no DaemonSet, which is created after the pause: pool ";
 /// Most problems in a message.
 const MAX_LISTED: usize = 4;
 
@@ -88,13 +86,12 @@ pub fn compute(
     let rdma_usable = transports::rdma_usable(transport);
     let (transport, transports) =
         transports::evaluate(transport, pod_statuses, &observed.claimable);
-    let staged = staged(facts, &old.conditions);
     let parts = [
         master(facts.cluster, observed),
-        pools_ready(facts, &staged),
+        pools_ready(facts),
         transports,
     ];
-    let mut findings = summary(facts, &staged, &parts, (serving, wanted));
+    let mut findings = summary(facts, &parts, (serving, wanted));
     findings.extend(parts);
     findings.extend(rdma_usable);
     findings.extend(metadata_ready(facts));
@@ -224,7 +221,6 @@ pub fn failed(
 /// Ready, and the conditions that are present only while they are true (the conventions of kstatus).
 fn summary(
     facts: &Facts<'_>,
-    staged: &[&str],
     parts: &[NewCondition; 3],
     (serving, wanted): (usize, usize),
 ) -> Vec<NewCondition> {
@@ -234,14 +230,15 @@ fn summary(
             NewCondition::new(ConditionType::Stalled, true, *reason, message),
         ];
     }
-    let enough = enough_serve(facts, staged, serving, wanted);
+    let enough = enough_serve(facts, serving, wanted);
     let counted = |part: &&NewCondition| part.kind != ConditionType::PoolsReady || !enough;
-    let worst = [ConditionStatus::False, ConditionStatus::Unknown]
-        .into_iter()
-        .find_map(|state| {
-            let mut parts = parts.iter().filter(counted);
-            parts.find(|part| part.state == state)
-        });
+    let bad = parts.iter().filter(counted);
+    let bad = bad.filter(|part| part.state != ConditionStatus::True);
+    // A cause comes before what only takes time, such as a pool that was added during a pause.
+    let worst = bad.min_by_key(|part| {
+        let is_false = part.state == ConditionStatus::False;
+        (!is_false, part.reason == Reason::Progressing)
+    });
     let is = |kind, reason, message: String| NewCondition::new(kind, true, reason, message);
     let mut findings = vec![match worst {
         Some(part) => NewCondition::new(
@@ -300,51 +297,10 @@ fn summary(
 }
 
 /// True if `spec.minReadyPercent` of the nodes serve, rounded up, and the DaemonSets have counted them.
-fn enough_serve(facts: &Facts<'_>, staged: &[&str], serving: usize, wanted: usize) -> bool {
-    let mut sets = created(facts, staged).map(|(_, set)| scheduled(set.as_ref()?));
+fn enough_serve(facts: &Facts<'_>, serving: usize, wanted: usize) -> bool {
+    let mut sets = facts.pools.iter().map(|set| scheduled(set.as_ref()?));
     let counted = sets.all(|scheduled| scheduled.is_some_and(|scheduled| scheduled.desired > 0));
     counted && wanted > 0 && serving * 100 >= wanted * usize::from(facts.cluster.min_ready_percent)
-}
-
-/// Pools that were added during a pause and have no DaemonSet yet. The cluster is as Ready as without them. Where there is no DaemonSet
-/// at all, the cluster was created during the pause. A pool whose DaemonSet was refused before the pause, or deleted during it, is none:
-/// `PoolsReady` named the former, and the latter is missing without a change of the spec.
-fn staged<'a>(facts: &Facts<'a>, old: &[Condition]) -> Vec<&'a str> {
-    if facts.withheld.is_none() || facts.observed.existing.daemon_sets.is_empty() {
-        return Vec::new();
-    }
-    // What is left of removed pools does not make the cluster Ready unless it serves.
-    if facts.pools.iter().all(Option::is_none) && serving(facts.pod_statuses).is_empty() {
-        return Vec::new();
-    }
-    let before = condition::find(old, ConditionType::PoolsReady);
-    let generation = before.and_then(|before| before.observed_generation);
-    let changed = generation != Some(facts.cluster.generation);
-    let message = before.map_or("", |before| &before.message);
-    let known = message.split_once(STAGED).and_then(|(_, rest)| {
-        let names = rest.split(';').next()?;
-        Some(names.split(", ").collect::<Vec<_>>())
-    });
-    let known = known.unwrap_or_default();
-    let pools = facts.cluster.pools.iter().zip(facts.pools);
-    let absent = pools.filter(|(_, set)| set.is_none());
-    absent
-        .map(|(pool, _)| pool.name.as_str())
-        .filter(|name| known.contains(name) || changed && !message.contains(&unprocessed(name)))
-        .collect()
-}
-
-/// The pools without the staged ones.
-fn created<'a>(
-    facts: &Facts<'a>,
-    staged: &[&str],
-) -> impl Iterator<Item = (&'a Pool, &'a Option<DaemonSet>)> {
-    let pools = facts.cluster.pools.iter().zip(facts.pools);
-    pools.filter(|(pool, _)| !staged.contains(&pool.name.as_str()))
-}
-
-fn unprocessed(pool: &str) -> String {
-    format!("pool {pool}: its DaemonSet is not processed yet")
 }
 
 /// Causes that stay until the user changes something.
@@ -443,30 +399,28 @@ fn trouble(pod: &Pod) -> String {
         .unwrap_or_else(|| "it runs but is not ready".to_owned())
 }
 
-/// The message has the staged pools, also beside another cause: by it the next reconcile knows them.
-fn pools_ready(facts: &Facts<'_>, staged: &[&str]) -> NewCondition {
-    let mut finding = created_pools_ready(facts, staged);
-    if !staged.is_empty() {
-        let staged = format!("; {STAGED}{}", staged.join(", "));
-        let room = MESSAGE_LIMIT.saturating_sub(staged.len());
-        let message = finding.message.trim_end_matches('.');
-        finding.message = shorten(message, room) + &staged;
-    }
-    finding
-}
-
-fn created_pools_ready(facts: &Facts<'_>, staged: &[&str]) -> NewCondition {
+fn pools_ready(facts: &Facts<'_>) -> NewCondition {
     let kind = ConditionType::PoolsReady;
-    for (pool, set) in created(facts, staged) {
+    let mut unprocessed = None;
+    for (pool, set) in facts.cluster.pools.iter().zip(facts.pools) {
         let Some(wanted) = set.as_ref().and_then(scheduled) else {
-            let message = unprocessed(&pool.name);
-            return NewCondition::new(kind, false, Reason::Progressing, message);
+            unprocessed.get_or_insert(pool);
+            continue;
         };
         if wanted.desired == 0 {
             return NewCondition::new(kind, false, Reason::NoNodeMatches, no_node(pool));
         }
     }
     let troubles = pool_troubles(facts);
+    if let Some(pool) = unprocessed.filter(|_| troubles.is_empty()) {
+        let created = !facts.observed.existing.daemon_sets.is_empty();
+        let (reason, why) = match facts.withheld {
+            Some(_) if !created => (Reason::Paused, "is created after the pause"),
+            _ => (Reason::Progressing, "is not processed yet"),
+        };
+        let message = format!("pool {}: its DaemonSet {why}", pool.name);
+        return NewCondition::new(kind, false, reason, message);
+    }
     let Some((state, reason, _)) = troubles.first().cloned() else {
         let mut message = format!("{} pool pods serve", facts.pod_statuses.len());
         if facts.rollout.step != rollout::Step::Done {

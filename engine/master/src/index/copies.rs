@@ -221,22 +221,15 @@ impl Index {
         let taken = self
             .objects
             .take_replicas(id, |replica| replica.id == copying.source);
-        let lease = self.objects.lease(id);
-        let rest = if now < lease {
-            lease
-        } else {
-            Moment::default()
-        };
+        let rest = self.objects.readers_until(id, now);
         for source in taken {
             let object = &self.objects[id];
             let (size, leaves) = (object.size, range(&source, object, rest));
             if self.is_recorded(&source) {
                 let leaving = self.vacate(leaves, record.as_slice(), Some(successor));
                 self.evacuations.note_leaving(source.segment, leaving, rest);
-            } else if rest == Moment::default() {
-                self.segments.free(source.segment, source.block);
             } else {
-                self.retire(source.segment, source.block, size, rest);
+                self.release(&source, size, rest);
             }
         }
         Ok(())
@@ -383,16 +376,7 @@ impl Index {
                 continue;
             }
             match self.segments.place_at(name, object.size) {
-                Ok(place) => {
-                    targets.push(Replica {
-                        id: self.next_replica,
-                        offset: place.offset,
-                        segment: place.segment,
-                        block: place.block,
-                        complete: false,
-                    });
-                    self.next_replica += 1;
-                }
+                Ok(place) => targets.push(self.new_replica(place)),
                 Err(code) => {
                     self.free_targets(&targets);
                     return Err(code);

@@ -452,11 +452,7 @@ impl Index {
 
     /// The target has the bytes: it replaces the former range. What was removed or replaced meanwhile stays so.
     fn complete(&mut self, evacuation: &mut Evacuation, of: &Move, now: Moment) {
-        let Place {
-            segment,
-            block,
-            offset,
-        } = of.place;
+        let Place { segment, block, .. } = of.place;
         let at = self.objects.get(of.object).and_then(|object| {
             let mut replicas = object.replicas.iter();
             replicas.position(|replica| replica.id == of.replica)
@@ -474,22 +470,13 @@ impl Index {
             return self.fail(evacuation, of, now);
         }
         let replica = Replica {
-            id: self.next_replica,
-            offset,
-            segment,
-            block,
             complete: true,
+            ..self.new_replica(of.place)
         };
-        self.next_replica += 1;
         self.segments.give(of.place, of.object);
-        let lease = self.objects.lease(of.object);
+        let rest = self.objects.readers_until(of.object, now);
         let object = &mut self.objects[of.object];
         let former = std::mem::replace(&mut object.replicas[at], replica);
-        let rest = if now < lease {
-            lease
-        } else {
-            Moment::default()
-        };
         evacuation.readers_until = evacuation.readers_until.max(rest);
         let leaves = range(&former, object, rest);
         let record = self.send_record(of.object, &replica, now);
@@ -534,14 +521,15 @@ impl Index {
                 self.send_leave(id);
                 continue;
             };
-            let replica = Replica {
-                id: self.next_replica,
-                offset: former.offset,
+            let place = Place {
                 segment: former.segment,
                 block: former.block,
-                complete: true,
+                offset: former.offset,
             };
-            self.next_replica += 1;
+            let replica = Replica {
+                complete: true,
+                ..self.new_replica(place)
+            };
             self.objects[of.object].replicas[at] = replica;
             self.leaving.remove(id);
             self.move_again(of.object, &replica);

@@ -452,11 +452,7 @@ impl Index {
         self.counters.evicted_idle.add(lease, now);
         self.counters.evicted_bytes = self.counters.evicted_bytes.saturating_add(bytes);
         // A reader may have found a member of a group that leaves in steps.
-        let rest = if now < lease {
-            lease
-        } else {
-            Moment::default()
-        };
+        let rest = self.objects.readers_until(id, now);
         self.erase_evicted(id, rest);
         Evicted { objects: 1, bytes }
     }

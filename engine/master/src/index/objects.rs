@@ -299,6 +299,16 @@ impl Objects {
         }
     }
 
+    /// Returns until when the ranges of an object that goes rest for its readers; the default if none may read them.
+    pub(crate) fn readers_until(&self, id: ObjectId, now: Moment) -> Moment {
+        let lease = self.lease(id);
+        if now < lease {
+            lease
+        } else {
+            Moment::default()
+        }
+    }
+
     pub(crate) fn is_leased(&self, id: ObjectId, now: Moment) -> bool {
         now < self.lease(id)
     }

@@ -147,10 +147,8 @@ impl Index {
         // A reader holds the lease, a writer that is preempted may still write.
         let rest = if in_put {
             lease.max(now.after(self.settings.put_release))
-        } else if now < lease {
-            lease
         } else {
-            Moment::default()
+            self.objects.readers_until(old, now)
         };
         let mut demand = request.demand(&in_place);
         if had_value {
@@ -324,14 +322,7 @@ impl Index {
         self.clients.set_host(request.client, host_id);
         let mut replicas = SmallVec::with_capacity(places.len());
         for place in places {
-            replicas.push(Replica {
-                id: self.next_replica,
-                offset: place.offset,
-                segment: place.segment,
-                block: place.block,
-                complete: false,
-            });
-            self.next_replica += 1;
+            replicas.push(self.new_replica(*place));
         }
         let Request {
             key, size, client, ..

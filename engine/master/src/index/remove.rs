@@ -43,16 +43,9 @@ impl Index {
     }
 
     pub(super) fn take_out(&mut self, id: ObjectId, now: Moment) {
-        let lease = self.objects.lease(id);
+        let rest = self.objects.readers_until(id, now);
         self.entomb_removed(id);
-        self.erase(
-            id,
-            if now < lease {
-                lease
-            } else {
-                Moment::default()
-            },
-        );
+        self.erase(id, rest);
     }
 
     /// Removes the replicas of a client's objects in one segment, or all with an empty name. Leased and unfinished

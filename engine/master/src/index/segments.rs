@@ -11,6 +11,7 @@ use slotmap::{SlotMap, new_key_type};
 use super::allocator::{Allocator, Block};
 use super::ledger::Stream;
 use super::object::ObjectId;
+use super::random::Random;
 use super::{Moment, Shortage};
 
 /// Limit of the replicas of one object; a put or a copy gets no more.
@@ -98,7 +99,7 @@ pub(crate) struct Segments {
     names: Vec<Name>,
     by_name: HashMap<Box<str>, usize>,
     by_host: BTreeMap<Box<str>, Vec<SegmentId>>,
-    random: u64,
+    random: Random,
     /// Sums may exceed 64 bits: the owner of a segment reports its size.
     capacity: u128,
     used: u128,
@@ -114,7 +115,7 @@ impl Segments {
     /// `seed` decides where objects are placed.
     pub(crate) fn new(seed: u64) -> Self {
         Self {
-            random: seed,
+            random: Random::new(seed),
             ..Self::default()
         }
     }
@@ -461,13 +462,7 @@ impl Segments {
 
     /// Returns a random position in the list of names.
     fn start(&mut self) -> usize {
-        // SplitMix64.
-        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut bits = self.random;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        bits ^= bits >> 31;
-        usize::try_from(bits >> 32).unwrap_or_default() % self.names.len().max(1)
+        self.random.below(self.names.len())
     }
 
     /// Sets the owner of a range.

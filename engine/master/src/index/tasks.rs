@@ -11,6 +11,7 @@ use proto::store::release_0_3_13::{
 use proto::store::{ErrorCode, Uuid};
 use proto::struct_pack::Blob;
 
+use super::random::Random;
 use super::scope::split;
 use super::segments::MOST_REPLICAS;
 use super::{Index, Moment};
@@ -57,7 +58,7 @@ impl Task {
 /// All tasks, those that ended last too.
 #[derive(Debug)]
 pub(super) struct Tasks {
-    random: u64,
+    random: Random,
     all: HashMap<Uuid, Task>,
     /// Those that no client has fetched, of each client. None is empty.
     pending: HashMap<Uuid, VecDeque<Uuid>>,
@@ -73,7 +74,7 @@ pub(super) struct Tasks {
 impl Tasks {
     pub(super) fn new(seed: u64) -> Self {
         Self {
-            random: seed,
+            random: Random::new(seed),
             all: HashMap::new(),
             pending: HashMap::new(),
             pending_count: 0,
@@ -98,15 +99,6 @@ impl Tasks {
         self.all.values().map(texts).sum()
     }
 
-    fn next_random(&mut self) -> u64 {
-        // SplitMix64.
-        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut bits = self.random;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        bits ^ (bits >> 31)
-    }
-
     fn submit(
         &mut self,
         client: Uuid,
@@ -126,8 +118,8 @@ impl Tasks {
         }
         let id = loop {
             let id = Uuid {
-                first: self.next_random(),
-                second: self.next_random(),
+                first: self.random.next(),
+                second: self.random.next(),
             };
             if !self.all.contains_key(&id) {
                 break id;
@@ -309,8 +301,7 @@ impl Index {
         {
             return Err(ErrorCode::InvalidParams);
         }
-        let random = self.tasks.next_random() >> 32;
-        let at = usize::try_from(random).unwrap_or_default() % names.len().max(1);
+        let at = self.tasks.random.below(names.len());
         let (source, client) = names.into_iter().nth(at).ok_or(ErrorCode::Internal)?;
         let (tenant_id, key) = named(key);
         let payload = TaskPayload::Copy(CopyPayload {

@@ -138,19 +138,6 @@ impl Model {
         };
         self.resolve(address?)
     }
-
-    /// An answered value, or one that will be, is in this pool too.
-    pub(super) fn add_pool(&mut self, value: u64, pool: (usize, u64)) {
-        let answered = self.answers.iter_mut();
-        let answered = answered.filter_map(|(_, answer)| match answer {
-            Answer::Put { value, pools, .. } => Some((*value, pools)),
-            _ => None,
-        });
-        let kept = self.kept.values_mut().map(|(value, pools)| (*value, pools));
-        for (_, pools) in answered.chain(kept).filter(|(of, _)| *of == value) {
-            pools.push(pool);
-        }
-    }
 }
 
 /// A put value whose transfer has just ended, with its first owner and the new one.

@@ -22,6 +22,7 @@ impl Model {
     /// The pool of an owner ends. A value that has moved is in one of two pools: in the new one after it has the record.
     pub(super) fn note_loss(&mut self, number: usize) {
         let lost = (number, self.owners[number].pool);
+        let mut dead = Vec::new();
         for Moved {
             value,
             from,
@@ -34,19 +35,35 @@ impl Model {
             let key = record.and_then(|entry| entry.stored).map(|of| of.key);
             let is_recorded = is_new && key == self.key_of.get(value).map(|key| crate::name(*key));
             let gone = match (lost == *from, lost == *to) {
-                (true, _) if !is_recorded => to,
-                (_, true) if is_recorded => from,
+                (true, _) if !is_recorded => *to,
+                (_, true) if is_recorded => *from,
                 _ => continue,
             };
-            let answers = self.answers.iter_mut();
-            let answered = answers.filter_map(|(_, answer)| match answer {
-                Answer::Put { value, pools, .. } => Some((*value, pools)),
-                _ => None,
-            });
-            let kept = self.kept.values_mut().map(|(value, pools)| (*value, pools));
-            for (_, pools) in answered.chain(kept).filter(|(of, _)| of == value) {
-                pools.retain(|pool| pool != gone);
+            dead.push((*value, gone));
+        }
+        for (value, gone) in dead {
+            for pools in self.pools_of(value) {
+                pools.retain(|pool| *pool != gone);
             }
+        }
+    }
+
+    /// The pools of an answered value, or of one that will be.
+    fn pools_of(&mut self, value: u64) -> impl Iterator<Item = &mut Vec<Pool>> {
+        let answered = self.answers.iter_mut();
+        let answered = answered.filter_map(|(_, answer)| match answer {
+            Answer::Put { value, pools, .. } => Some((*value, pools)),
+            _ => None,
+        });
+        let kept = self.kept.values_mut().map(|(value, pools)| (*value, pools));
+        let all = answered.chain(kept);
+        all.filter_map(move |(of, pools)| (of == value).then_some(pools))
+    }
+
+    /// A value is in this pool too.
+    pub(super) fn add_pool(&mut self, value: u64, pool: Pool) {
+        for pools in self.pools_of(value) {
+            pools.push(pool);
         }
     }
 

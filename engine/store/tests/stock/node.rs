@@ -105,22 +105,13 @@ pub(crate) fn settings() -> Settings {
 }
 
 pub(crate) fn start(stock: &StockMaster, client: Uuid, origin: Origin) -> Session {
-    start_with(stock, client, origin, Arc::new(FakeMover::default()))
-}
-
-pub(crate) fn start_with(
-    stock: &StockMaster,
-    client: Uuid,
-    origin: Origin,
-    mover: Arc<FakeMover>,
-) -> Session {
     Session::start(
         settings(),
         client,
         origin,
         RPC.to_string(),
         stock.connector(),
-        mover,
+        Arc::new(FakeMover::default()),
         None,
     )
 }

@@ -21,7 +21,6 @@ use tokio::time::{interval, timeout};
 use crate::master::{RPC, StockMaster, TIMEOUT};
 use crate::node::{
     FakeMover, Outcome, fresh, put, reach_loss, reach_mounted, replicas, segment, settings, start,
-    start_with,
 };
 
 struct TwoNodes {
@@ -36,12 +35,29 @@ struct TwoNodes {
 /// Two nodes, with object `k` of 1000 bytes on the first one, whose mover is observed.
 async fn two_nodes(flags: &[&str], mover: FakeMover) -> TwoNodes {
     let stock = StockMaster::start_with(MOONCAKE, flags).await;
+    let connect = stock.connector();
+    connected_by(stock, connect, mover).await
+}
+
+/// The same, with the connections of the first node to the master.
+async fn connected_by(
+    stock: StockMaster,
+    connect: impl Fn() -> BoxFuture<'static, io::Result<TcpStream>> + Send + Sync + 'static,
+    mover: FakeMover,
+) -> TwoNodes {
     let mover = Arc::new(mover);
     let segments = [segment("node1.0", 0), segment("node2.0", 1)];
     let [one, two] = &segments;
-    let first = fresh(vec![one.clone()]);
     let owner = random_id().unwrap();
-    let first = start_with(&stock, owner, first, Arc::clone(&mover));
+    let first = Session::start(
+        settings(),
+        owner,
+        fresh(vec![one.clone()]),
+        RPC.to_string(),
+        connect,
+        Arc::clone(&mover),
+        None,
+    );
     let second = start(&stock, random_id().unwrap(), fresh(vec![two.clone()]));
     reach_mounted(&first, std::slice::from_ref(one)).await;
     reach_mounted(&second, std::slice::from_ref(two)).await;
@@ -268,32 +284,8 @@ fn losing<R: Rpc>(
 /// Two nodes, of which the first one does not get the first answer to this function.
 async fn with_lost<R: Rpc>() -> TwoNodes {
     let stock = StockMaster::start_with(MOONCAKE, &[]).await;
-    let mover = Arc::new(FakeMover::default());
-    let segments = [segment("node1.0", 0), segment("node2.0", 1)];
-    let [one, two] = &segments;
-    let owner = random_id().unwrap();
-    let first = Session::start(
-        settings(),
-        owner,
-        fresh(vec![one.clone()]),
-        RPC.to_string(),
-        losing::<R>(&stock),
-        Arc::clone(&mover),
-        None,
-    );
-    let second = start(&stock, random_id().unwrap(), fresh(vec![two.clone()]));
-    reach_mounted(&first, std::slice::from_ref(one)).await;
-    reach_mounted(&second, std::slice::from_ref(two)).await;
-    let master = stock.client().await;
-    put(&master, "k", 1000, Some(&one.name)).await.unwrap();
-    TwoNodes {
-        stock,
-        owner,
-        master,
-        mover,
-        segments,
-        sessions: [first, second],
-    }
+    let connect = losing::<R>(&stock);
+    connected_by(stock, connect, FakeMover::default()).await
 }
 
 #[tokio::test]

@@ -91,8 +91,6 @@ struct TestCluster {
     pools: Vec<(Arc<Pod>, Option<MooncakeNode>)>,
     sets: Vec<Option<DaemonSet>>,
     step: rollout::Step,
-    /// DaemonSets of pools that are not in the spec.
-    removed: Vec<DaemonSet>,
     withheld: Option<usize>,
     used: Option<u8>,
     claimable: Claimable,
@@ -119,7 +117,6 @@ impl TestCluster {
             pools: (1..=count).map(pool).collect(),
             sets: vec![Some(set(count, count))],
             step: rollout::Step::Done,
-            removed: Vec::new(),
             withheld: None,
             used: Some(35),
             claimable: Claimable::Yes,
@@ -143,7 +140,7 @@ impl TestCluster {
         of: impl FnOnce(&Facts<'_>) -> T,
     ) -> T {
         let cluster = fixture::valid(self.spec);
-        let sets = self.sets.iter().flatten().chain(&self.removed);
+        let sets = self.sets.iter().flatten();
         let observed = Observed {
             existing: Existing {
                 daemon_sets: sets.cloned().map(Arc::new).collect(),

@@ -454,12 +454,7 @@ impl Index {
                 return;
             }
             Some(id) => {
-                let lease = self.objects.lease(id);
-                let rest = if now < lease {
-                    lease
-                } else {
-                    Moment::default()
-                };
+                let rest = self.objects.readers_until(id, now);
                 self.drop_object(id, rest);
             }
             None => {

@@ -230,12 +230,7 @@ impl Index {
         };
         let (object, dead) = (&self.objects[id], self.age(version));
         if self.age(object.version) <= dead && !object.has(Flag::InPut) {
-            let lease = self.objects.lease(id);
-            let rest = if now < lease {
-                lease
-            } else {
-                Moment::default()
-            };
+            let rest = self.objects.readers_until(id, now);
             self.drop_object(id, rest);
             self.mark();
         } else if let Some(ranges) = self.superseded.get_mut(&id) {
