@@ -448,10 +448,12 @@ async fn a_removed_region_is_released_and_its_addresses_rejected() {
     let mut idle = rig.connect();
     assert_eq!(put(&mut idle, BASE, b"x"), Status::Ok);
     let mut midway = rig.connect();
-    midway
-        .write_all(&header(Op::Write, Version::V2, BASE, 1 << 20))
-        .unwrap();
-    midway.write_all(&[7; 1000]).unwrap();
+    // One segment: few bytes that follow a header alone wait below the receive low-water mark.
+    let begun = [
+        &header(Op::Write, Version::V2, BASE, 1 << 20)[..],
+        &[7; 1000],
+    ];
+    midway.write_all(&begun.concat()).unwrap();
     until("the write is under way", || {
         rig.endpoint.stats().bytes_written >= 1001
     })
