@@ -252,7 +252,7 @@ fn a_cluster_that_is_not_ready_for_several_reasons_in_turn_raises_one_alert() {
     let types: Vec<_> = left_out.iter().map(|of| selected(of, "type")).collect();
     let wanted = [
         &["PoolsReady"][..],
-        &["Ready", "Paused"],
+        &["Ready", "TransportsReady", "Paused"],
         &["PoolsReady", "MasterReady"],
     ];
     assert_eq!(types, wanted);

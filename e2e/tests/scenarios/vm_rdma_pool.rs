@@ -183,7 +183,7 @@ async fn a_required_rdma_pool_serves_stock_pods_of_another_machine_and_the_same_
 fn spec(pool_node: &VmNode, rdma: &str) -> String {
     format!(
         "{{master: {{type: BuiltIn, replicas: 1}}, transports: {{rdma: {rdma}}},
-        injection: {{deadlineSeconds: 300}}, pools: [{{name: default, size: 64Mi, drainSeconds: 2,
+        injection: {{deadlineSeconds: 300}}, pools: [{{name: default, size: 256Mi, drainSeconds: 2,
         nodeSelector: {{kubernetes.io/hostname: {}}}}}]}}",
         pool_node.node.name
     )

@@ -2,8 +2,9 @@
 
 rdma_clients.py KEYS BYTES
 The first client puts KEYS keys, which all later ones compare before anything else. Then a thread gets these keys again, and another
-one puts, gets and removes one of its own, so that a transfer is under way at any time. /tmp/verified has the number of kept keys
-that the present client has got again and found equal. A value that differs, or a key that the master no longer knows, ends everything.
+one puts, gets and removes one of its own, so that a transfer is under way at any time. /tmp/verified has how many values the present
+client has got again and found equal, of the kept keys or of its own one, whichever is less. A value that differs, or a key that the
+master no longer knows, ends everything.
 """
 import hashlib
 import os
@@ -19,7 +20,7 @@ KEYS, BYTES = int(sys.argv[1]), int(sys.argv[2])
 KEPT = [f"kept-{number}" for number in range(KEYS)]
 VALUES = {key: hashlib.shake_128(key.encode()).digest(BYTES) for key in KEPT}
 VERIFIED = "/tmp/verified"
-verified = [0]
+verified = {"kept": 0, "own": 0}
 
 
 def name(text):
@@ -67,9 +68,8 @@ def put(store, key, value):
 
 
 def progress():
-    verified[0] += 1
     with open(VERIFIED, "w") as file:
-        file.write(str(verified[0]))
+        file.write(str(min(verified.values())))
 
 
 def own_key(pid):
@@ -78,10 +78,14 @@ def own_key(pid):
 
 def use_own_key(store):
     key, value = own_key(os.getpid()), os.urandom(BYTES)
-    while True:
-        put(store, key, value)
-        compared(store, key, value)
-        store.remove(key, True)
+    try:
+        while True:
+            put(store, key, value)
+            compared(store, key, value)
+            verified["own"] += 1
+            store.remove(key, True)
+    except BaseException as error:
+        end(f"{key}: {error!r}")
 
 
 def client(before):
@@ -99,6 +103,7 @@ def client(before):
     while True:
         for key, value in VALUES.items():
             compared(store, key, value)
+            verified["kept"] += 1
             progress()
 
 

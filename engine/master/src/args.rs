@@ -18,6 +18,7 @@ use crate::server::Limits;
 #[derive(Debug, Clone, Parser)]
 #[command(
     version,
+    args_override_self = true,
     after_help = "Of the other flags of the stock master those are accepted whose value has no effect here: docs/master.md lists them."
 )]
 pub struct Args {

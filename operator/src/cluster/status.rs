@@ -231,9 +231,17 @@ fn summary(
         ];
     }
     let enough = enough_serve(facts, serving, wanted);
-    let counted = |part: &&NewCondition| part.kind != ConditionType::PoolsReady || !enough;
-    let bad = parts.iter().filter(counted);
-    let bad = bad.filter(|part| part.state != ConditionStatus::True);
+    let added = unprocessed(facts);
+    // Nodes that are tolerated hide no pool that is missing everywhere.
+    let counted = parts.iter().filter_map(|part| {
+        let tolerated = part.kind == ConditionType::PoolsReady && enough;
+        if tolerated {
+            added.as_ref()
+        } else {
+            Some(part)
+        }
+    });
+    let bad = counted.filter(|part| part.state != ConditionStatus::True);
     // A cause comes before what only takes time, such as a pool that was added during a pause.
     let worst = bad.min_by_key(|part| {
         let is_false = part.state == ConditionStatus::False;
@@ -280,7 +288,8 @@ fn summary(
     let pools = parts
         .iter()
         .find(|part| part.kind == ConditionType::PoolsReady);
-    if enough && let Some(pools) = pools.filter(|pools| pools.state != ConditionStatus::True) {
+    let pools = pools.filter(|pools| pools.state != ConditionStatus::True);
+    if enough && let Some(pools) = pools.filter(|pools| added.as_ref() != Some(*pools)) {
         let message = pools.message.clone();
         findings.push(is(ConditionType::Degraded, pools.reason, message));
     }
@@ -296,11 +305,11 @@ fn summary(
     findings
 }
 
-/// True if `spec.minReadyPercent` of the nodes serve, rounded up, and the DaemonSets have counted them.
+/// True if `spec.minReadyPercent` of the nodes serve, rounded up, and each DaemonSet that was processed has some.
 fn enough_serve(facts: &Facts<'_>, serving: usize, wanted: usize) -> bool {
-    let mut sets = facts.pools.iter().map(|set| scheduled(set.as_ref()?));
-    let counted = sets.all(|scheduled| scheduled.is_some_and(|scheduled| scheduled.desired > 0));
-    counted && wanted > 0 && serving * 100 >= wanted * usize::from(facts.cluster.min_ready_percent)
+    let sets = facts.pools.iter().flatten();
+    let some = sets.filter_map(scheduled).all(|set| set.desired > 0);
+    some && wanted > 0 && serving * 100 >= wanted * usize::from(facts.cluster.min_ready_percent)
 }
 
 /// Causes that stay until the user changes something.
@@ -401,27 +410,17 @@ fn trouble(pod: &Pod) -> String {
 
 fn pools_ready(facts: &Facts<'_>) -> NewCondition {
     let kind = ConditionType::PoolsReady;
-    let mut unprocessed = None;
     for (pool, set) in facts.cluster.pools.iter().zip(facts.pools) {
-        let Some(wanted) = set.as_ref().and_then(scheduled) else {
-            unprocessed.get_or_insert(pool);
-            continue;
-        };
-        if wanted.desired == 0 {
+        let processed = set.as_ref().and_then(scheduled);
+        if processed.is_some_and(|wanted| wanted.desired == 0) {
             return NewCondition::new(kind, false, Reason::NoNodeMatches, no_node(pool));
         }
     }
     let troubles = pool_troubles(facts);
-    if let Some(pool) = unprocessed.filter(|_| troubles.is_empty()) {
-        let created = !facts.observed.existing.daemon_sets.is_empty();
-        let (reason, why) = match facts.withheld {
-            Some(_) if !created => (Reason::Paused, "is created after the pause"),
-            _ => (Reason::Progressing, "is not processed yet"),
-        };
-        let message = format!("pool {}: its DaemonSet {why}", pool.name);
-        return NewCondition::new(kind, false, reason, message);
-    }
     let Some((state, reason, _)) = troubles.first().cloned() else {
+        if let Some(added) = unprocessed(facts) {
+            return added;
+        }
         let mut message = format!("{} pool pods serve", facts.pod_statuses.len());
         if facts.rollout.step != rollout::Step::Done {
             message.push_str(&format!("; {}", facts.rollout.step));
@@ -443,6 +442,20 @@ fn pools_ready(facts: &Facts<'_>) -> NewCondition {
         reason.remedy()
     );
     NewCondition::new(kind, state, reason, message)
+}
+
+/// The condition PoolsReady of a pool whose DaemonSet was not processed yet, or does not exist.
+fn unprocessed(facts: &Facts<'_>) -> Option<NewCondition> {
+    let mut pools = facts.cluster.pools.iter().zip(facts.pools);
+    let (pool, _) = pools.find(|(_, set)| set.as_ref().and_then(scheduled).is_none())?;
+    let created = !facts.observed.existing.daemon_sets.is_empty();
+    let (reason, why) = match facts.withheld {
+        Some(_) if !created => (Reason::Paused, "is created after the pause"),
+        _ => (Reason::Progressing, "is not processed yet"),
+    };
+    let message = format!("pool {}: its DaemonSet {why}", pool.name);
+    let kind = ConditionType::PoolsReady;
+    Some(NewCondition::new(kind, false, reason, message))
 }
 
 /// What keeps pool pods from serving. Causes that the user can resolve come first.

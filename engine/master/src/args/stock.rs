@@ -338,7 +338,8 @@ fn is_number(text: &str, number: &str) -> bool {
     numbers.is_some_and(|(one, other)| (one - other).abs() <= f64::EPSILON)
 }
 
-/// Returns the arguments for this program: stock flags with two dashes, and without those that have no effect here.
+/// Returns the arguments for this program: stock flags with two dashes, and without those that have no effect here. Of a flag that
+/// is repeated the last value counts.
 ///
 /// # Errors
 /// The stock flags that are refused, one a line, each with what to do.
@@ -347,7 +348,7 @@ pub(super) fn translate(
 ) -> Result<Vec<OsString>, String> {
     let mut arguments = arguments.into_iter().peekable();
     let mut kept: Vec<OsString> = arguments.next().into_iter().collect();
-    let mut refused = Vec::new();
+    let mut refused: Vec<(&str, String)> = Vec::new();
     while let Some(argument) = arguments.next() {
         let Some((name, value)) = argument.to_str().and_then(split) else {
             kept.push(argument);
@@ -364,10 +365,6 @@ pub(super) fn translate(
                 continue;
             }
         };
-        if flag.rule == Here {
-            kept.push(here(flag, value).into());
-            continue;
-        }
         let value = value.or_else(|| {
             // A switch needs none. Where one follows it, that is meant, although the stock master reads it after `=` only.
             let is_value =
@@ -377,33 +374,41 @@ pub(super) fn translate(
                 None => flag.is_switch().then(|| "true".to_owned()),
             }
         });
-        match value {
-            Some(value) => refused.extend(flag.refusal(&value)),
-            None => refused.push(format!("--{}: it needs a value", flag.name)),
+        if flag.rule == Here {
+            kept.extend(here(flag, value).map(OsString::from));
+            continue;
         }
+        let refusal = match value {
+            Some(value) => flag.refusal(&value),
+            None => Some(format!("--{}: it needs a value", flag.name)),
+        };
+        refused.retain(|(name, _)| *name != flag.name);
+        refused.extend(refusal.map(|refusal| (flag.name, refusal)));
     }
     if refused.is_empty() {
         return Ok(kept);
     }
+    let refused: Vec<_> = refused.into_iter().map(|(_, refusal)| refusal).collect();
     Err(format!(
         "this program does not have what these flags of the stock master set:\n  {}",
         refused.join("\n  ")
     ))
 }
 
-/// A flag that this program has, in its form.
-fn here(flag: Flag, value: Option<String>) -> String {
-    // These two end the program, and take no value.
-    if matches!(flag.name, "help" | "version") {
-        return format!("--{}", flag.name);
-    }
+/// A flag that this program has, in its form. None where it has no effect.
+fn here(flag: Flag, value: Option<String>) -> Option<String> {
     let value = match value {
         Some(value) if flag.is_switch() => {
             Some(switch(&value).map_or(value, |value| value.to_string()))
         }
         value => value,
     };
-    format!("--{}", name_and(flag.name, value.as_deref()))
+    match (flag.name, value.as_deref()) {
+        ("help" | "version", Some("false")) | ("tenant_quota_connector_uri", Some("")) => None,
+        // These two end the program, and take no value.
+        ("help" | "version", _) => Some(format!("--{}", flag.name)),
+        (name, value) => Some(format!("--{}", name_and(name, value))),
+    }
 }
 
 fn name_and(name: &str, value: Option<&str>) -> String {

@@ -1,6 +1,7 @@
 //! The table against what the stock program lists and the documentation has, and command lines.
 
 use super::*;
+use crate::args::Args;
 
 /// Each flag of the wheel 0.3.13.post1 with its type and default. `--test program` compares it with `mooncake_master --help`.
 const RECORDED: &str = include_str!("../stock_flags.txt");
@@ -123,21 +124,48 @@ fn other_arguments_are_passed_on_and_the_switches_of_this_program_in_its_form() 
         "--",
         "-none=1",
         "--enable_multi_tenants=1",
+        "--enable_multi_tenants",
+        "0",
+        "--nohelp",
+        "--version=false",
+        "--tenant_quota_connector_uri=",
         "-nologtostderr",
         "--allocation_strategy=cxl",
     ];
     let expected = [
-        "--port",
-        "61351",
+        "--port=61351",
         "--admitted_file=/a",
         "-h",
         "--",
         "--none=1",
         "--enable_multi_tenants=true",
+        "--enable_multi_tenants=false",
         "--logtostderr=false",
         "--allocation_strategy=cxl",
     ];
     assert_eq!(of(&kept), Ok(expected.map(str::to_owned).into()));
+}
+
+/// As with the stock master, so that users can append flags to those of a manifest.
+#[test]
+fn the_last_value_of_a_repeated_flag_counts() {
+    assert_eq!(of(&["--enable_ha=true", "--enable_ha=false"]), Ok(vec![]));
+    assert!(of(&["--enable_ha=false", "--enable_ha=true"]).is_err());
+    let line = ["mooncake_master", "--port=1", "--nohelp", "--port=2"];
+    let args = Args::read(line.map(OsString::from)).unwrap();
+    assert_eq!(args.port, 2);
+}
+
+#[test]
+fn this_program_starts_with_the_stock_default_of_each_of_its_flags() {
+    let here = flags().filter(|flag| flag.rule == Here);
+    let line = here.map(|flag| format!("--{}={}", flag.name, flag.default).into());
+    let line: Vec<OsString> = std::iter::once("mooncake_master".into())
+        .chain(line)
+        .collect();
+    if let Err(error) = Args::read(line) {
+        panic!("{error}");
+    }
 }
 
 #[test]

@@ -69,3 +69,21 @@ fn a_pool_that_is_added_during_a_pause_hides_no_other_cause() {
         "False/MemoryUnavailable"
     );
 }
+
+#[test]
+fn a_pool_that_is_added_beside_tolerated_nodes_is_the_cause() {
+    let mut cluster = TestCluster::of_nodes(10, 9);
+    cluster.spec = "{paused: true, pools: [{name: default, size: 1Gi}, {name: second, size: 1Gi}]}";
+    cluster.sets.push(None);
+    cluster.withheld = Some(1);
+    let status = cluster.fresh();
+    let (ready, message) = condition(&status, ConditionType::Ready);
+    assert_eq!(ready, "False/Progressing");
+    assert_eq!(message, "pool second: its DaemonSet is not processed yet");
+    let expected = [
+        "Reconciling=True/Progressing",
+        "Degraded=True/MemoryUnavailable",
+        "Paused=True/Paused",
+    ];
+    assert_eq!(abnormal(&status), expected);
+}
