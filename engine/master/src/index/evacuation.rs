@@ -28,6 +28,8 @@ const AGAIN: Duration = Duration::from_millis(100);
 const PUT_PATIENCE: Duration = Duration::from_secs(5);
 /// The other owners mount their segments in this time after the first one of a run.
 const MOUNT_PATIENCE: Duration = Duration::from_secs(10);
+/// In this time after the end of an owner another one in its place mounts a segment.
+const SUCCESSOR_PATIENCE: Duration = Duration::from_secs(60);
 
 /// The owners that end.
 #[derive(Debug, Default)]
@@ -36,12 +38,25 @@ pub(super) struct Evacuations {
     last: u64,
     /// When the first segment with a ledger was mounted.
     first_mount: Option<Moment>,
+    /// Until when a segment in place of that of an owner that has ended is waited for.
+    successor: Option<Moment>,
 }
 
 impl Evacuations {
-    /// Notes that a segment with a ledger is mounted now. Returns when the first one was.
-    pub(super) fn first_mount(&mut self, now: Moment) -> Moment {
-        *self.first_mount.get_or_insert(now)
+    /// Notes that a segment with a ledger is mounted now, which is new or another one of the same memory.
+    pub(super) fn note_mount(&mut self, is_new: bool, now: Moment) {
+        self.first_mount.get_or_insert(now);
+        self.successor = self.successor.filter(|_| !is_new);
+    }
+
+    /// Whether an owner that ends, and to whose objects no segment is open, waits for another one. Of several that end together the
+    /// one with the fewest bytes does not: the pod in its place is the target of the others.
+    fn awaits_mount(&self, evacuation: &Evacuation, now: Moment) -> bool {
+        let first = self.first_mount.unwrap_or(now).after(MOUNT_PATIENCE);
+        let mut others = self.of.values();
+        now < first
+            || self.successor.is_some_and(|until| now < until)
+            || others.any(|other| !other.counted || other.weight() < evacuation.weight())
     }
 
     /// Notes a range that a client has moved away from a segment: its owner ends after it has left the ledger and its readers are
@@ -142,6 +157,11 @@ impl Evacuation {
             readers_until: Moment::default(),
             evicted: Moment::default(),
         }
+    }
+
+    /// Bytes that are left; the attempt makes it unique.
+    fn weight(&self) -> (u64, Uuid) {
+        (self.bytes.saturating_add(self.waiting_bytes), self.attempt)
     }
 
     fn left(&self) -> u64 {
@@ -401,9 +421,7 @@ impl Index {
                 Next::Wait
             }
             Targets::Closed => Next::Wait,
-            Targets::None if now < self.evacuations.first_mount(now).after(MOUNT_PATIENCE) => {
-                Next::Wait
-            }
+            Targets::None if self.evacuations.awaits_mount(evacuation, now) => Next::Wait,
             Targets::None => Next::Unmovable,
         }
     }
@@ -460,11 +478,17 @@ impl Index {
         let Some(at) = at else {
             return self.segments.free(segment, block);
         };
-        let Some(name) = self.segments.name(segment) else {
+        let Some(target) = self.segments.get(segment) else {
             return self.fail(evacuation, of, now);
         };
+        if target.ends {
+            // What its owner has to move may have been counted.
+            self.segments.free(segment, block);
+            return self.fail(evacuation, of, now);
+        }
+        let name = self.segments.name(segment);
         let mut others = self.objects[of.object].replicas.iter().enumerate();
-        if others.any(|(other, of)| other != at && self.segments.name(of.segment) == Some(name)) {
+        if others.any(|(other, of)| other != at && self.segments.name(of.segment) == name) {
             // A client has copied it there meanwhile.
             self.segments.free(segment, block);
             return self.fail(evacuation, of, now);
@@ -613,6 +637,7 @@ impl Index {
             && let Some(evacuation) = self.evacuations.of.remove(&client)
         {
             self.counters.unmoved_objects += evacuation.left() + evacuation.unmovable;
+            self.evacuations.successor = Some(evacuation.called.after(SUCCESSOR_PATIENCE));
             self.abandon(&evacuation);
         }
     }

@@ -432,7 +432,7 @@ impl Index {
             self.stop_evacuation(client);
         }
         self.mount_segment(segment, client, now)?;
-        self.evacuations.first_mount(now);
+        self.evacuations.note_mount(earlier.is_empty(), now);
         for segment in earlier {
             // The ledger lives and may lack changes, so calls that wait for them are never answered.
             self.expire_segment(segment);

@@ -387,6 +387,56 @@ fn owners_that_end_together_move_nothing_to_each_other() {
 }
 
 #[test]
+fn an_owner_that_ends_waits_for_the_one_in_place_of_another_that_has_ended() {
+    let mut pools = Pools::new(&[MIB, MIB]);
+    pools.put("k", 1000, 0, at(0));
+    assert!(pools.call(1, &Ended::default(), at(20)).finished);
+    pools.index.unmount_segment(segment(1, MIB).id);
+    let answer = pools.call(0, &Ended::default(), at(79));
+    assert_eq!((answer.left, answer.finished), (1, false), "{answer:?}");
+    pools.ledgers[1].clear();
+    pools.applied[1] = 0;
+    pools.mount(1, MIB, at(79));
+    let answer = pools.run(0, at(79));
+    assert!(answer.finished && answer.unmovable == 0, "{answer:?}");
+    assert_eq!(pools.size("k", at(79)), Ok(1000));
+
+    let mut pools = Pools::new(&[MIB, MIB]);
+    pools.put("k", 1000, 0, at(0));
+    assert!(pools.call(1, &Ended::default(), at(20)).finished);
+    pools.index.unmount_segment(segment(1, MIB).id);
+    let answer = pools.call(0, &Ended::default(), at(81));
+    assert!(answer.finished && answer.unmovable == 1, "{answer:?}");
+}
+
+#[test]
+fn of_owners_that_end_together_that_with_the_fewest_bytes_goes_first() {
+    let mut pools = Pools::new(&[MIB, MIB]);
+    pools.put("few", 1000, 0, at(0));
+    pools.put("many", 2000, 1, at(0));
+    let copied = Ended {
+        written: ids(&pools.call(0, &Ended::default(), at(20))),
+        ..Ended::default()
+    };
+    let answer = pools.call(1, &Ended::default(), at(20));
+    assert_eq!((answer.left, answer.finished), (1, false), "{answer:?}");
+    // The other one may have been counted before the end of this copy.
+    assert_eq!(copied.written.len(), 1);
+    let answer = pools.call(0, &copied, at(20));
+    assert_eq!((answer.left, answer.finished), (1, false), "{answer:?}");
+    assert_eq!(pools.endpoint("few", at(20)).unwrap(), "node0:12001");
+    let answer = pools.call(0, &Ended::default(), at(21));
+    assert_eq!((answer.left, answer.unmovable), (0, 1), "{answer:?}");
+    pools.index.unmount_segment(segment(0, MIB).id);
+    pools.ledgers[0].clear();
+    pools.applied[0] = 0;
+    pools.mount(0, MIB, at(40));
+    let answer = pools.run(1, at(40));
+    assert!(answer.finished && answer.unmovable == 0, "{answer:?}");
+    assert_eq!(pools.size("many", at(40)), Ok(2000));
+}
+
+#[test]
 fn what_was_used_longest_ago_elsewhere_makes_room() {
     let mut pools = Pools::new(&[10_000, 10_000]);
     for number in 0..10 {
