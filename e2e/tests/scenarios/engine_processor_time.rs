@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(90);
-/// The check raises its finding after a minute and clears it after two, and the agent looks every 10 s. While virtual machines of
-/// other scenarios use the processors, the process does not even reach its limit, and the finding names those.
+/// The check raises its finding after a minute and clears it after two, and the agent looks every 10 s. While other scenarios use the
+/// processors, the limit stops the process for less than a tenth of the time, and the finding names those.
 const REPORTED: Duration = Duration::from_secs(600);
 const CLEARED: Duration = Duration::from_secs(240);
 /// More than the engine process can do with 1 % of a processor.
