@@ -10,6 +10,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use crds::cluster::PageSize;
+use crds::names::MASTER_CLIENT_TTL_SECONDS;
 use crds::node::HcaLine;
 use crds::pool_memory;
 use crds::text::clip_chars;
@@ -71,8 +72,8 @@ const UNMOUNT_DEADLINE: Duration = Duration::from_secs(10);
 /// Longest message of a failed start or of a panic, in bytes.
 const MESSAGE_LIMIT: u64 = 4 << 10;
 
-/// Masters drop the keys of a pool pod earlier that no engine process has served for so long.
-const KEYS_KEPT: Duration = Duration::from_secs(30);
+/// Masters drop the keys of a pool pod that no engine process has served for so long.
+const KEYS_KEPT: Duration = Duration::from_secs(MASTER_CLIENT_TTL_SECONDS as u64);
 
 /// Most characters of a text that an engine program has written.
 const MAX_CHARS: usize = 1_000;
@@ -228,6 +229,14 @@ impl EngineProcesses {
         OomKills::begin(engine.pid, &self.host_root)
     }
 
+    /// Lets the engine process of a pod run on the processors that its pool container has now.
+    pub(crate) fn follow_cpuset(&self, pool: &Process) {
+        let followed = (pool.cgroup()).and_then(|text| cgroup::follow(&self.host_root, &text));
+        if let Err(error) = followed {
+            tracing::warn!(%error, "the engine process does not follow the processors of its pool pod");
+        }
+    }
+
     /// Connects to the engine process of a pod; starts one if none runs, or if the one that runs serves peers over another
     /// transport, is to be replaced, or is not this agent's program while a successor can be started. It passes its TCP
     /// connections to its successor. `last_served` is when one was known last: also one that is found here and cannot be used
@@ -346,6 +355,7 @@ impl EngineProcesses {
     pub(crate) async fn wait_for_end(&self, pod_uid: &str) {
         self.passed.lock().remove(pod_uid);
         self.foreign.lock().remove(pod_uid);
+        self.blocked.lock().remove(pod_uid);
         let held = self.starved.lock().remove(pod_uid);
         end::wait(&self.folders.of(pod_uid), uid(pod_uid), held).await;
     }

@@ -163,6 +163,13 @@ impl Mounts {
         })
     }
 
+    /// Returns whether a pool process has mounted segments.
+    pub(crate) fn has(&self, pod_uid: &str, pid: u32) -> bool {
+        let entries = self.entries.lock();
+        let mut mounts = entries.values().map(|entry| &entry.mount);
+        mounts.any(|mount| mount.pod_uid == pod_uid && mount.pid == pid)
+    }
+
     /// Records what a pool is about to mount, in place of another client of its process. If the write fails, segments left
     /// behind stay until the master's client TTL ends.
     pub(crate) async fn save(&self, mount: Mount) {

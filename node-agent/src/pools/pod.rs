@@ -16,6 +16,7 @@ use engine_process::control::message::{
     ADDRESSES_LIMIT, Listed, PodAssignment, SilentThread, ToEngine,
 };
 use host::snapshot::{self, Shortage};
+use pool::handover::Error;
 use pool::handover::record::Key;
 use sys::net::Namespace;
 use tokio::sync::watch;
@@ -50,8 +51,12 @@ const KILL_DEADLINE: Duration = Duration::from_secs(10);
 /// How long an engine process may take to unmount and end after its pool process.
 const END_DEADLINE: Duration = Duration::from_secs(30);
 
-/// How long the end of a process may come after that of its connection.
-const END_LAG: Duration = Duration::from_millis(100);
+/// How long the end of a process may come after that of its connection: the kernel closes that before the devices, whose end
+/// releases the registered memory.
+const END_LAG: Duration = Duration::from_secs(10);
+
+/// Period in which an engine process follows the processors of its pool pod.
+const CPUSET_PERIOD: Duration = Duration::from_secs(10);
 
 /// Shared by the tasks of all pool pods.
 pub(crate) struct Context {
@@ -91,7 +96,7 @@ struct Pod {
     replace: Option<(u32, String)>,
     /// How much more its engine processes may send.
     pace: Pace,
-    /// When an engine process has served the pod last, or was found, since this agent began.
+    /// When an engine process has served the pod last, or was found, as far as this agent knows.
     last_served: Option<Instant>,
 }
 
@@ -104,7 +109,7 @@ enum End {
     /// Another one is to serve, for this cause: for example, its ports have changed.
     Replaced(String),
     /// Its connection failed; it may still run.
-    Disconnected(pool::handover::Error),
+    Disconnected(Error),
 }
 
 /// Serves one pool pod until its process has ended and its memory is released. `known` is its last assignment.
@@ -131,6 +136,8 @@ pub(crate) async fn run(
     let untouched = to_touch(&known, known.size.0);
     context.budget.add(&uid, pool, &known.pod_name, untouched);
     let pid = found.pid;
+    // Masters may have keys of it, also if the engine process ended without an agent.
+    let last_served = context.mounts.has(&uid, pid).then(Instant::now);
     context.mounts.set_served(&uid, pid, true);
     context.engines.folders().save(&known).await;
     tracing::info!(
@@ -155,7 +162,7 @@ pub(crate) async fn run(
         hung: None,
         replace: None,
         pace: Pace::default(),
-        last_served: None,
+        last_served,
         context: Arc::clone(&context),
     };
     pod.keep_served(&mut assigned).await;
@@ -291,11 +298,17 @@ impl Pod {
         assigned: &mut watch::Receiver<Option<PodAssignment>>,
     ) -> End {
         match self.exchange(engine, assigned).await {
-            // A process that has ended has closed its connection too.
-            Err(error) => match timeout(END_LAG, engine.ended()).await {
-                Ok(()) => End::Ended,
-                Err(_) => End::Disconnected(error),
-            },
+            Err(error) => {
+                // A process that ends has closed its connection.
+                let lag = match error {
+                    Error::Closed { .. } | Error::Socket { .. } => END_LAG,
+                    _ => Duration::ZERO,
+                };
+                match timeout(lag, engine.ended()).await {
+                    Ok(()) => End::Ended,
+                    Err(_) => End::Disconnected(error),
+                }
+            }
             Ok(end) => end,
         }
     }
@@ -304,7 +317,7 @@ impl Pod {
         &mut self,
         engine: &EngineProcess,
         assigned: &mut watch::Receiver<Option<PodAssignment>>,
-    ) -> Result<End, pool::handover::Error> {
+    ) -> Result<End, Error> {
         self.send_assignment(engine).await?;
         self.send_admission(engine).await?;
         self.reported = None;
@@ -317,6 +330,7 @@ impl Pod {
         let mut pool_ended = None;
         let mut withheld = None;
         let mut processor_time = self.context.engines.processor_time(engine);
+        let mut next_cpuset = Instant::now();
         loop {
             tokio::select! {
                 received = self.pace.receive(engine.receive()) => {
@@ -358,6 +372,10 @@ impl Pod {
                 }
             }
             self.deliver_shortage(processor_time.look(std::time::Instant::now()));
+            if next_cpuset <= Instant::now() && self.process.runs() {
+                self.context.engines.follow_cpuset(&self.process);
+                next_cpuset = Instant::now() + CPUSET_PERIOD;
+            }
             let verdict = self.judge(engine);
             match &verdict {
                 Verdict::Replace(cause) => return Ok(End::Replaced(cause.clone())),
@@ -421,7 +439,7 @@ impl Pod {
         &self,
         engine: &EngineProcess,
         devices: &BTreeSet<String>,
-    ) -> Result<(), pool::handover::Error> {
+    ) -> Result<(), Error> {
         if engine.rdma.is_empty() {
             return Ok(());
         }
@@ -466,13 +484,13 @@ impl Pod {
         self.assignment = assignment;
     }
 
-    async fn send_assignment(&self, engine: &EngineProcess) -> Result<(), pool::handover::Error> {
+    async fn send_assignment(&self, engine: &EngineProcess) -> Result<(), Error> {
         let assignment = Box::new(self.assignment.clone());
         engine.send(&ToEngine::Assign { assignment }, None).await
     }
 
     /// Sends the admitted addresses once they are known.
-    async fn send_admission(&self, engine: &EngineProcess) -> Result<(), pool::handover::Error> {
+    async fn send_admission(&self, engine: &EngineProcess) -> Result<(), Error> {
         let Some(addresses) = self.admission.as_ref().and_then(Admitted::now) else {
             return Ok(());
         };

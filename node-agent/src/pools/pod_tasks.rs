@@ -30,6 +30,7 @@ const LONG_PERIOD: Duration = Duration::from_secs(30);
 
 struct PodTask {
     began: Instant,
+    /// The last assignment that was listed.
     known: PoolAssignment,
     assignment: watch::Sender<Option<PodAssignment>>,
     handle: JoinHandle<()>,
@@ -56,7 +57,7 @@ pub(crate) async fn run(context: Arc<Context>, mut assignments: watch::Receiver<
             }
             !ended
         });
-        publish(&tasks, &now);
+        publish(&mut tasks, &now);
         let folders = context.engines.folders();
         folders.remove_ended(|uid| {
             tasks.contains_key(uid) || found.iter().any(|found| found.pod_uid == uid)
@@ -135,9 +136,11 @@ fn start(
     }
 }
 
-fn publish(tasks: &BTreeMap<String, PodTask>, now: &Assignments) {
+fn publish(tasks: &mut BTreeMap<String, PodTask>, now: &Assignments) {
     for (uid, task) in tasks {
-        let now = Some(assignment(now, uid, &task.known));
+        let now = assignment(now, uid, &task.known);
+        task.known = now.pool.clone();
+        let now = Some(now);
         task.assignment
             .send_if_modified(|before| std::mem::replace(before, now.clone()) != now);
     }
@@ -169,4 +172,52 @@ async fn any_finished(tasks: &mut BTreeMap<String, PodTask>) {
     let handles = tasks.values_mut().map(|task| &mut task.handle);
     // A task that panicked has ended too; the panic is already in the log.
     let _ended = futures::future::select_all(handles).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use crds::{MooncakeNode, MooncakeNodeSpec};
+
+    use super::*;
+
+    fn listed_with(transport: &str) -> PoolAssignment {
+        serde_json::from_value(serde_json::json!({
+            "podUid": "u", "podName": "p", "namespace": "n", "cluster": "c", "clusterUid": "cu", "pool": "default",
+            "size": "1Gi", "pageSize": "4Ki", "numaPolicy": "Spread", "drainSeconds": 5, "transport": transport,
+        }))
+        .unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_pod_that_is_no_longer_listed_keeps_its_last_assignment() {
+        let (tcp, rdma) = (listed_with("Tcp"), listed_with("Rdma"));
+        let (publish_to, received) = watch::channel(None);
+        let task = PodTask {
+            began: Instant::now(),
+            known: tcp.clone(),
+            assignment: publish_to,
+            handle: tokio::spawn(async {}),
+        };
+        let mut tasks = BTreeMap::from([("u".to_owned(), task)]);
+        let with = |pools: Vec<PoolAssignment>| Assignments {
+            read: true,
+            node: Some(MooncakeNode::new(
+                "n",
+                MooncakeNodeSpec {
+                    pools,
+                    ..MooncakeNodeSpec::default()
+                },
+            )),
+        };
+        for (now, listed, pool) in [
+            (with(vec![tcp.clone()]), Listed::Yes, &tcp),
+            (with(vec![rdma.clone()]), Listed::Yes, &rdma),
+            (with(Vec::new()), Listed::No, &rdma),
+            (Assignments::default(), Listed::Unknown, &rdma),
+        ] {
+            publish(&mut tasks, &now);
+            let pool = pool.clone();
+            assert_eq!(*received.borrow(), Some(PodAssignment { listed, pool }));
+        }
+    }
 }

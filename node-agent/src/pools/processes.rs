@@ -13,6 +13,9 @@ use host::cgroup;
 /// Process name (comm) of the pool binary.
 const COMM: &str = "pool";
 
+/// The command with which it holds a pool. Its probes have the same name and the same cgroup.
+const COMMAND: &[u8] = b"serve";
+
 /// A pool process found in procfs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PoolProcess {
@@ -20,7 +23,7 @@ pub(crate) struct PoolProcess {
     pub(crate) pod_uid: String,
 }
 
-/// Lists the processes with the pool's name in the cgroup of a pod. Skips processes that end meanwhile.
+/// Lists the processes that hold a pool in the cgroup of a pod. Skips processes that end meanwhile.
 ///
 /// # Errors
 /// procfs cannot be listed.
@@ -41,6 +44,10 @@ pub(crate) fn scan(proc: &Path) -> io::Result<Vec<PoolProcess>> {
         if comm.trim_end() != COMM {
             continue;
         }
+        match std::fs::read(entry.path().join("cmdline")) {
+            Ok(line) if holds_pool(&line) => {}
+            _ => continue,
+        }
         // A zombie is still in procfs.
         if let Ok(process) = Process::open(proc, pid)
             && process.runs()
@@ -50,6 +57,11 @@ pub(crate) fn scan(proc: &Path) -> io::Result<Vec<PoolProcess>> {
         }
     }
     Ok(found)
+}
+
+/// Whether a process with these arguments, each ended by a zero byte, holds a pool.
+fn holds_pool(arguments: &[u8]) -> bool {
+    arguments.split(|byte| *byte == 0).nth(1) == Some(COMMAND)
 }
 
 /// A process held by its pidfd, so that a reused PID is detected.
@@ -128,5 +140,18 @@ impl Process {
 
     fn folder(&self) -> PathBuf {
         self.proc.join(self.pid.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_probe_of_a_pool_process_holds_no_pool() {
+        assert!(holds_pool(b"/pool\0serve\0--cluster\0c\0"));
+        assert!(!holds_pool(b"/pool\0probe\0live\0"));
+        // Of one that has ended.
+        assert!(!holds_pool(b""));
     }
 }

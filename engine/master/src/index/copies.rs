@@ -78,6 +78,11 @@ impl Copies {
         !self.of.is_empty() && !self.targets(id).is_empty()
     }
 
+    /// Returns when the copy of an object began that has not ended.
+    pub(super) fn begun(&self, id: ObjectId) -> Option<Moment> {
+        self.of.get(&id).map(|of| of.begun)
+    }
+
     fn insert(&mut self, id: ObjectId, copying: Copying) {
         self.begun.push_back((copying.begun, id));
         self.of.insert(id, copying);
@@ -136,6 +141,7 @@ impl Index {
         let (id, copying) = self.take_copy(client, key, Kind::Copy)?;
         if !self.has_readable(id, copying.source) {
             self.free_targets(&copying.targets);
+            self.drop_cleared(id);
             return Err(ErrorCode::ReplicaIsGone);
         }
         let mut end = Ok(());
@@ -158,8 +164,9 @@ impl Index {
     /// `ObjectNotFound`; `ObjectNoReplicationTask`; `IllegalClient` if another client has begun the copy; `InvalidParams` for a
     /// move.
     pub fn copy_revoke(&mut self, client: Uuid, key: &str, now: Moment) -> Result<(), ErrorCode> {
-        let (_, copying) = self.take_copy(client, key, Kind::Copy)?;
+        let (id, copying) = self.take_copy(client, key, Kind::Copy)?;
         self.rest_targets(&copying, now.after(self.settings.put_release));
+        self.drop_cleared(id);
         Ok(())
     }
 
@@ -194,6 +201,7 @@ impl Index {
         let (id, copying) = self.take_copy(client, key, Kind::Move)?;
         if !self.has_readable(id, copying.source) {
             self.free_targets(&copying.targets);
+            self.drop_cleared(id);
             return Err(ErrorCode::ReplicaIsGone);
         }
         let written = match copying.targets.first() {
@@ -240,8 +248,9 @@ impl Index {
     /// # Errors
     /// Those of [`Self::copy_revoke`], with `InvalidParams` for a copy.
     pub fn move_revoke(&mut self, client: Uuid, key: &str, now: Moment) -> Result<(), ErrorCode> {
-        let (_, copying) = self.take_copy(client, key, Kind::Move)?;
+        let (id, copying) = self.take_copy(client, key, Kind::Move)?;
         self.rest_targets(&copying, now.after(self.settings.put_release));
+        self.drop_cleared(id);
         Ok(())
     }
 
@@ -253,6 +262,7 @@ impl Index {
             };
             if let Some(copying) = self.end_copy(id) {
                 self.free_targets(&copying.targets);
+                self.drop_cleared(id);
             }
         }
     }
@@ -404,6 +414,14 @@ impl Index {
         }
         let copying = self.end_copy(id);
         Ok((id, copying.ok_or(ErrorCode::ObjectNoReplicationTask)?))
+    }
+
+    /// Removes an object whose replicas were all cleared during its copy.
+    fn drop_cleared(&mut self, id: ObjectId) {
+        let object = self.objects.get(id);
+        if object.is_some_and(|object| object.replicas.is_empty()) {
+            self.drop_object(id, Moment::default());
+        }
     }
 
     fn has_readable(&self, id: ObjectId, replica: u64) -> bool {

@@ -87,13 +87,14 @@ impl Index {
         Ok(self.descriptors(id))
     }
 
-    /// Returns when the put of an object began that has not ended.
+    /// Returns when the put or the copy of an object began that has not ended.
     pub(super) fn begun(&self, id: ObjectId) -> Moment {
-        let begun = self.begun.get(&id).map(|begun| begun.at);
+        let put = self.begun.get(&id).map(|begun| begun.at);
+        let begun = put.or_else(|| self.copies.begun(id));
         begun.unwrap_or_default()
     }
 
-    /// Takes an unfinished put away from its writer, who may still write: the ranges rest.
+    /// Takes an unfinished put or copy away from its writer, who may still write: the ranges rest.
     pub(super) fn discard(&mut self, id: ObjectId) {
         let rest = self.begun(id).after(self.settings.put_release);
         self.counters.discarded_puts += self.objects[id].replicas.len() as u64;

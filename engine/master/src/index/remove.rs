@@ -49,7 +49,7 @@ impl Index {
     }
 
     /// Removes the replicas of a client's objects in one segment, or all with an empty name. Leased and unfinished
-    /// objects stay. Returns the keys of which something was removed.
+    /// objects stay, and without replicas those that are being copied, until the copy ends. Returns the keys of which something was removed.
     pub fn clear_replicas(
         &mut self,
         keys: Vec<String>,
@@ -110,7 +110,12 @@ impl Index {
                 self.leaving.mark();
             }
             self.entomb_removed(id);
-            self.erase(id, Moment::default());
+            if self.copies.writes(id) {
+                // The stock master keeps the key until the copy ends. Records of the removed value are older than the object now.
+                self.objects[id].version = self.next_version();
+            } else {
+                self.erase(id, Moment::default());
+            }
         }
         true
     }

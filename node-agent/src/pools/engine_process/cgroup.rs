@@ -71,6 +71,27 @@ fn hierarchy(root: &Path, controllers: &str) -> (PathBuf, bool) {
     (root.join(name), hybrid)
 }
 
+/// Lets an engine process run where the kubelet lets its pool container run now, from the text of the cgroup file of the pool
+/// process. With the static CPU manager the kubelet gives processors to other pods, and takes them back, while both run.
+///
+/// # Errors
+/// A file of the cgroups cannot be read or written.
+pub(super) fn follow(node: &Path, pool: &str) -> io::Result<()> {
+    follow_in(&node.join(MOUNT), pool)
+}
+
+fn follow_in(root: &Path, pool: &str) -> io::Result<()> {
+    for of in of_pod(pool) {
+        let (hierarchy, _) = hierarchy(root, of.controllers);
+        let pod = hierarchy.join(of.pod.trim_start_matches('/'));
+        let folder = pod.join(NAME);
+        if folder.is_dir() {
+            follow_cpuset(&pod.join(of.container), &folder)?;
+        }
+    }
+    Ok(())
+}
+
 fn create_in(root: &Path, pool: &str, limits: Limits) -> io::Result<Vec<PathBuf>> {
     let mut made = Vec::new();
     for PodCgroup {
@@ -137,9 +158,14 @@ fn follow_cpuset(container: &Path, folder: &Path) -> io::Result<()> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(error),
         };
-        // Empty in version 2: no restriction.
-        if !text.trim().is_empty() && folder.join(name).exists() {
-            fs::write(folder.join(name), text.trim())?;
+        let own = match fs::read_to_string(folder.join(name)) {
+            Ok(own) => own,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(error),
+        };
+        if own.trim() != text.trim() {
+            // Empty in version 2: no restriction. A write of no bytes changes nothing there.
+            fs::write(folder.join(name), format!("{}\n", text.trim()))?;
         }
     }
     Ok(())
@@ -193,6 +219,31 @@ mod tests {
         );
         // A successor finds it.
         assert!(create_in(root.path(), &text, LIMITS).is_ok());
+    }
+
+    #[test]
+    fn an_engine_process_follows_the_processors_of_its_pool_container() {
+        for (root, name, line) in [("", "cpuset", "4:cpuset"), ("cgroup.controllers", "", "0:")] {
+            let (node, file) = (tempfile::tempdir().unwrap(), root);
+            if !file.is_empty() {
+                fs::write(node.path().join(file), "cpuset\n").unwrap();
+            }
+            let pod = hierarchy(node.path(), name, "tasks", "");
+            let text = format!("{line}:/kubepods/pod{UID}/ab\n");
+            // Without a cgroup of its own there is nothing to do.
+            follow_in(node.path(), &text).unwrap();
+            fs::create_dir(pod.join("engine")).unwrap();
+            let set = |of: &str, processors: &str| {
+                fs::write(pod.join(of).join("cpuset.cpus"), processors).unwrap();
+            };
+            set("engine", "0-7\n");
+            for processors in ["0-3\n", "0-5,7\n", "\n"] {
+                set("ab", processors);
+                follow_in(node.path(), &text).unwrap();
+                let own = fs::read_to_string(pod.join("engine/cpuset.cpus")).unwrap();
+                assert_eq!(own, processors);
+            }
+        }
     }
 
     #[test]

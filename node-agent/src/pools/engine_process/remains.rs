@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use engine_process::pidfd::Pidfd;
-use rustix::process::{Pid, Signal, getpgid, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::time::{Instant, sleep};
 
 use super::unreachable;
@@ -54,14 +54,15 @@ pub(super) struct Blocked {
 }
 
 impl Blocked {
-    /// Those of the group that are in these cgroups; without cgroups none is known.
+    /// Those of the group that are in these cgroups; without cgroups, those of all processes.
     pub(super) fn of(device: &str, group: &StartGroup, cgroups: &[PathBuf]) -> Self {
-        let is_of_group = |pid: u32| {
-            let of = i32::try_from(pid).ok().and_then(Pid::from_raw);
-            of.is_some_and(|pid| getpgid(Some(pid)).ok() == group.0)
-        };
+        let is_of_group = |pid: u32| group.0.is_some() && group_of(pid) == group.0;
         let held = |pid| Some((pid, Pidfd::open(pid).ok()?));
-        let listed = members(cgroups).into_iter().filter_map(held);
+        let listed = match cgroups {
+            [] => all(),
+            cgroups => members(cgroups),
+        };
+        let listed = listed.into_iter().filter_map(held);
         Self {
             device: device.to_owned(),
             // It is held, so the number is still its own.
@@ -137,6 +138,22 @@ fn members(cgroups: &[PathBuf]) -> BTreeSet<u32> {
         .collect()
 }
 
+/// The process group of a process; `None` if it has ended, and for threads of the kernel.
+fn group_of(pid: u32) -> Option<Pid> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may contain anything. State and parent follow.
+    let (_, fields) = stat.rsplit_once(')')?;
+    let group = fields.split_whitespace().nth(2)?.parse().ok()?;
+    Pid::from_raw(group)
+}
+
+/// All processes that this one sees.
+fn all() -> BTreeSet<u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pid = |name: std::ffi::OsString| name.to_str()?.parse().ok();
+    entries.filter_map(|entry| pid(entry.file_name())).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -203,6 +220,10 @@ mod tests {
         let blocked = Blocked::of("mlx5_3", &group, &cgroups);
         group.keep();
         assert!(blocked.runs() && blocked.has(child.id()) && !blocked.has(other.id()));
+        let group = StartGroup::of(Some(child.id()));
+        let without = Blocked::of("mlx5_3", &group, &[]);
+        group.keep();
+        assert!(without.runs() && without.has(child.id()) && !without.has(other.id()));
         let none_else = |pid| blocked.has(pid);
         // The list does not become shorter.
         assert!(!end(&cgroups, none_else, Duration::from_millis(50)).await);

@@ -170,6 +170,68 @@ fn a_source_that_goes_meanwhile_ends_the_copy_without_a_replica() {
     assert_eq!(pools.index.totals().used, 1000);
 }
 
+/// Begins a move of `k` from s0, and clears the replica there, its last one.
+fn clear_during_move(pools: &mut Pools, target: u64) {
+    let index = &mut pools.index;
+    let target = format!("s{target}");
+    index.move_start(MOVER, "k", "s0", &target, at(20)).unwrap();
+    let cleared = index.clear_replicas(vec!["k".into()], CLIENT, "s0", at(20));
+    assert_eq!(cleared, ["k"]);
+    assert_eq!(get(index, "k", at(20)), Err(ErrorCode::ReplicaIsNotReady));
+    let config = ReplicateConfig::default();
+    let put = index.put_start(CLIENT, "k", 1000, &config, at(21));
+    assert_eq!(put, Err(ErrorCode::ObjectAlreadyExists));
+}
+
+#[test]
+fn the_key_of_an_object_that_was_cleared_during_its_move_is_in_use_until_the_move_ends() {
+    for end in 0..4 {
+        let mut pools = Pools::new(&[MIB, MIB]);
+        pools.put("k", 1000, 0, at(0));
+        clear_during_move(&mut pools, 1);
+        let index = &mut pools.index;
+        let free = match end {
+            0 => {
+                let end = index.move_end(MOVER, "k", at(22));
+                assert_eq!(end, Err(ErrorCode::ReplicaIsGone));
+                at(22)
+            }
+            1 => {
+                index.move_revoke(MOVER, "k", at(22)).unwrap();
+                at(22)
+            }
+            2 => {
+                work(index, at(19 + 600));
+                assert!(index.contains("k"));
+                work(index, at(20 + 600));
+                at(20 + 600)
+            }
+            // As for a put that does not end.
+            _ => at(20 + 31),
+        };
+        assert_eq!(index.contains("k"), end == 3);
+        pools.put("k", 500, 0, free);
+        assert_eq!(endpoints(&mut pools, "k", free), nodes(&[0]));
+        pools.follow_all(free);
+        assert_eq!(pools.recorded(0), ["k"]);
+        work(&mut pools.index, at(2000));
+        assert_eq!(pools.index.totals().used, 500);
+    }
+}
+
+#[test]
+fn records_of_a_value_that_was_cleared_during_its_move_are_older_than_the_object_that_stays() {
+    let mut pools = Pools::new(&[MIB, MIB]);
+    pools.put("k", 1000, 0, at(0));
+    let version = |pools: &Pools| {
+        let id = pools.index.objects.find("k");
+        pools.index.objects[id.expect("the key is in use")].version
+    };
+    let before = version(&pools);
+    clear_during_move(&mut pools, 1);
+    assert!(version(&pools) > before);
+}
+
 #[test]
 fn the_target_of_an_object_that_is_gone_rests_for_late_bytes() {
     let mut pools = Pools::new(&[MIB, MIB]);

@@ -136,7 +136,7 @@ impl Pools {
     }
 
     /// Returns the keys in the ledger of an owner, whose other records have no bytes.
-    fn recorded(&self, number: usize) -> Vec<String> {
+    pub(super) fn recorded(&self, number: usize) -> Vec<String> {
         let entries = self.ledgers[number].values();
         let entries = entries.filter(|entry| entry.offset < MIB);
         let stored = entries.filter_map(|entry| entry.stored.as_ref());

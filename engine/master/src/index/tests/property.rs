@@ -27,6 +27,8 @@ enum Call {
     Copy(u8, u8, bool),
     /// Ends or revokes what is in progress.
     EndCopy(u8, bool),
+    /// Clears the replicas in this segment.
+    Clear(u8, u8),
 }
 
 fn call() -> impl Strategy<Value = Call> {
@@ -41,7 +43,8 @@ fn call() -> impl Strategy<Value = Call> {
         4 => key.clone().prop_map(Call::Get),
         2 => (key.clone(), any::<bool>()).prop_map(|(k, f)| Call::Remove(k, f)),
         4 => (key.clone(), 0..2_u8, any::<bool>()).prop_map(|(k, to, moves)| Call::Copy(k, to, moves)),
-        4 => (key, any::<bool>()).prop_map(|(k, revoke)| Call::EndCopy(k, revoke)),
+        4 => (key.clone(), any::<bool>()).prop_map(|(k, revoke)| Call::EndCopy(k, revoke)),
+        2 => (key, 0..2_u8).prop_map(|(k, from)| Call::Clear(k, from)),
         1 => any::<bool>().prop_map(Call::RemoveAll),
         1 => (0..2_u8).prop_map(Call::Unmount),
         1 => (0..2_u8).prop_map(Call::Mount),
@@ -177,6 +180,10 @@ proptest! {
                     } else {
                         index.copy_end(CLIENT, &key, now).or_else(|_| index.move_end(CLIENT, &key, now))
                     };
+                    Ok(Vec::new())
+                }
+                Call::Clear(number, from) => {
+                    index.clear_replicas(vec![key(*number)], CLIENT, &format!("s{from}"), now);
                     Ok(Vec::new())
                 }
                 Call::Wait(time) => {
