@@ -296,13 +296,13 @@ impl Session<'_> {
             return Decision::default();
         }
         let now = Timestamp::now();
+        let made = |pod: &Pod| desired::pool::made(pod).map_or(0, |made| made.bytes);
         let pods = observed.pool_pods.iter().zip(pod_statuses);
-        let pods: Vec<Stored> = pods
-            .filter_map(|(pod, status)| {
-                let made = desired::pool::made(pod).map_or(0, |made| made.bytes);
-                cordoned::stored(pod, status, made, now)
-            })
-            .collect();
+        let pods = pods.filter_map(|(pod, status)| cordoned::stored(pod, status, made(pod), now));
+        let mut pods: Vec<Stored> = pods.collect();
+        let limit = valid.update.max_unavailable.of(pods.len());
+        let former = observed.former_pool_pods.iter();
+        pods.extend(former.filter_map(|pod| cordoned::former(pod, made(pod), now)));
         let nodes = context.caches.nodes.state();
         let relevant = |node: &&Arc<Node>| {
             is_cordoned(node)
@@ -321,7 +321,7 @@ impl Session<'_> {
             cordoned: &nodes,
             before: &before,
             pods: &pods,
-            limit: valid.update.max_unavailable.of(pods.len()),
+            limit,
             replaced: &cordoned::replaced(rollout, &observed.pool_pods, now),
             used: bytes.and_then(|bytes| cordoned::used(bytes, &pods)),
             watermark: valid.master.eviction_watermark,

@@ -181,7 +181,14 @@ impl Index {
     fn prune(&mut self, id: ObjectId) -> bool {
         let segments = &self.segments;
         let is_gone = |replica: &Replica| !segments.is_mounted(replica.segment);
-        if !self.objects[id].replicas.iter().any(is_gone) {
+        let object = &self.objects[id];
+        let stays = if object.replicas.is_empty() {
+            // All were cleared while others are being written.
+            !self.copies.targets(id).iter().all(is_gone)
+        } else {
+            !object.replicas.iter().any(is_gone)
+        };
+        if stays {
             return true;
         }
         self.objects.take_replicas(id, is_gone);

@@ -355,7 +355,6 @@ impl EngineProcesses {
     pub(crate) async fn wait_for_end(&self, pod_uid: &str) {
         self.passed.lock().remove(pod_uid);
         self.foreign.lock().remove(pod_uid);
-        self.blocked.lock().remove(pod_uid);
         let held = self.starved.lock().remove(pod_uid);
         end::wait(&self.folders.of(pod_uid), uid(pod_uid), held).await;
     }
@@ -363,15 +362,13 @@ impl EngineProcesses {
     /// Returns the devices that still block processes of failed starts for a pod.
     pub(crate) fn blocking(&self, pod_uid: &str) -> BTreeSet<String> {
         let mut blocked = self.blocked.lock();
-        let Some(of_pod) = blocked.get_mut(pod_uid) else {
-            return BTreeSet::new();
-        };
-        of_pod.retain(Blocked::runs);
-        let devices = of_pod.iter().map(|one| one.device.clone()).collect();
-        if of_pod.is_empty() {
-            blocked.remove(pod_uid);
-        }
-        devices
+        // Also those of pods that have ended.
+        blocked.retain(|_, of_pod| {
+            of_pod.retain(Blocked::runs);
+            !of_pod.is_empty()
+        });
+        let of_pod = blocked.get(pod_uid).into_iter().flatten();
+        of_pod.map(|one| one.device.clone()).collect()
     }
 
     /// Starts an engine process, and waits until it listens in its sandbox. `idle`: masters have no keys of the pod.
@@ -615,6 +612,11 @@ impl EngineProcess {
     /// Waits for its end, which its connection shows first. Cancel-safe.
     pub(crate) async fn ended(&self) {
         until_ended(&self.process).await;
+    }
+
+    /// Whether it still listens, so that its connection failed for another cause than its end.
+    pub(crate) fn listens(&self) -> bool {
+        !matches!(self.folder.connect(), Ok(None))
     }
 
     pub(crate) fn kill(&self) {

@@ -16,7 +16,6 @@ use engine_process::control::message::{
     ADDRESSES_LIMIT, Listed, PodAssignment, SilentThread, ToEngine,
 };
 use host::snapshot::{self, Shortage};
-use pool::handover::Error;
 use pool::handover::record::Key;
 use sys::net::Namespace;
 use tokio::sync::watch;
@@ -51,9 +50,11 @@ const KILL_DEADLINE: Duration = Duration::from_secs(10);
 /// How long an engine process may take to unmount and end after its pool process.
 const END_DEADLINE: Duration = Duration::from_secs(30);
 
-/// How long the end of a process may come after that of its connection: the kernel closes that before the devices, whose end
-/// releases the registered memory.
-const END_LAG: Duration = Duration::from_secs(10);
+/// How long the end of a process may come after that of its connection.
+const END_LAG: Duration = Duration::from_millis(100);
+
+/// The same for one that listens no more: the kernel may close the devices last, whose end releases the registered memory.
+const DEVICES_LAG: Duration = Duration::from_secs(10);
 
 /// Period in which an engine process follows the processors of its pool pod.
 const CPUSET_PERIOD: Duration = Duration::from_secs(10);
@@ -109,7 +110,7 @@ enum End {
     /// Another one is to serve, for this cause: for example, its ports have changed.
     Replaced(String),
     /// Its connection failed; it may still run.
-    Disconnected(Error),
+    Disconnected(pool::handover::Error),
 }
 
 /// Serves one pool pod until its process has ended and its memory is released. `known` is its last assignment.
@@ -298,13 +299,13 @@ impl Pod {
         assigned: &mut watch::Receiver<Option<PodAssignment>>,
     ) -> End {
         match self.exchange(engine, assigned).await {
+            // A process that has ended has closed its connection too.
             Err(error) => {
-                // A process that ends has closed its connection.
-                let lag = match error {
-                    Error::Closed { .. } | Error::Socket { .. } => END_LAG,
-                    _ => Duration::ZERO,
-                };
-                match timeout(lag, engine.ended()).await {
+                let mut ended = timeout(END_LAG, engine.ended()).await;
+                if ended.is_err() && !engine.listens() {
+                    ended = timeout(DEVICES_LAG, engine.ended()).await;
+                }
+                match ended {
                     Ok(()) => End::Ended,
                     Err(_) => End::Disconnected(error),
                 }
@@ -317,7 +318,7 @@ impl Pod {
         &mut self,
         engine: &EngineProcess,
         assigned: &mut watch::Receiver<Option<PodAssignment>>,
-    ) -> Result<End, Error> {
+    ) -> Result<End, pool::handover::Error> {
         self.send_assignment(engine).await?;
         self.send_admission(engine).await?;
         self.reported = None;
@@ -439,7 +440,7 @@ impl Pod {
         &self,
         engine: &EngineProcess,
         devices: &BTreeSet<String>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), pool::handover::Error> {
         if engine.rdma.is_empty() {
             return Ok(());
         }
@@ -484,13 +485,13 @@ impl Pod {
         self.assignment = assignment;
     }
 
-    async fn send_assignment(&self, engine: &EngineProcess) -> Result<(), Error> {
+    async fn send_assignment(&self, engine: &EngineProcess) -> Result<(), pool::handover::Error> {
         let assignment = Box::new(self.assignment.clone());
         engine.send(&ToEngine::Assign { assignment }, None).await
     }
 
     /// Sends the admitted addresses once they are known.
-    async fn send_admission(&self, engine: &EngineProcess) -> Result<(), Error> {
+    async fn send_admission(&self, engine: &EngineProcess) -> Result<(), pool::handover::Error> {
         let Some(addresses) = self.admission.as_ref().and_then(Admitted::now) else {
             return Ok(());
         };

@@ -13,9 +13,6 @@ use host::cgroup;
 /// Process name (comm) of the pool binary.
 const COMM: &str = "pool";
 
-/// The command with which it holds a pool. Its probes have the same name and the same cgroup.
-const COMMAND: &[u8] = b"serve";
-
 /// A pool process found in procfs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PoolProcess {
@@ -23,7 +20,8 @@ pub(crate) struct PoolProcess {
     pub(crate) pod_uid: String,
 }
 
-/// Lists the processes that hold a pool in the cgroup of a pod. Skips processes that end meanwhile.
+/// Lists the processes with the pool's name in the cgroup of a pod, the one that was started first before the others: a probe
+/// of the pool process has the same name and the same cgroup. Skips processes that end meanwhile.
 ///
 /// # Errors
 /// procfs cannot be listed.
@@ -44,24 +42,25 @@ pub(crate) fn scan(proc: &Path) -> io::Result<Vec<PoolProcess>> {
         if comm.trim_end() != COMM {
             continue;
         }
-        match std::fs::read(entry.path().join("cmdline")) {
-            Ok(line) if holds_pool(&line) => {}
-            _ => continue,
-        }
         // A zombie is still in procfs.
         if let Ok(process) = Process::open(proc, pid)
             && process.runs()
             && let Ok(Some(pod_uid)) = process.pod_uid()
         {
-            found.push(PoolProcess { pid, pod_uid });
+            found.push((started(&entry.path()), PoolProcess { pid, pod_uid }));
         }
     }
-    Ok(found)
+    found.sort_by_key(|(started, _)| *started);
+    Ok(found.into_iter().map(|(_, process)| process).collect())
 }
 
-/// Whether a process with these arguments, each ended by a zero byte, holds a pool.
-fn holds_pool(arguments: &[u8]) -> bool {
-    arguments.split(|byte| *byte == 0).nth(1) == Some(COMMAND)
+/// When a process was started, in ticks since the boot; `None` if it has ended. A process cannot delay the reading, as it can that
+/// of its arguments.
+fn started(folder: &Path) -> Option<u64> {
+    let stat = std::fs::read_to_string(folder.join("stat")).ok()?;
+    // The name, in parentheses, may contain anything.
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_whitespace().nth(19)?.parse().ok()
 }
 
 /// A process held by its pidfd, so that a reused PID is detected.
@@ -145,13 +144,39 @@ impl Process {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     #[test]
-    fn a_probe_of_a_pool_process_holds_no_pool() {
-        assert!(holds_pool(b"/pool\0serve\0--cluster\0c\0"));
-        assert!(!holds_pool(b"/pool\0probe\0live\0"));
-        // Of one that has ended.
-        assert!(!holds_pool(b""));
+    fn the_pool_process_is_listed_before_a_probe_with_a_lower_pid() {
+        let proc = tempfile::tempdir().unwrap();
+        let mut children = [0; 2].map(|_| Command::new("sleep").arg("60").spawn().unwrap());
+        let mut pids = children.each_ref().map(std::process::Child::id);
+        pids.sort_unstable();
+        let [probe, pool] = pids;
+        for (pid, started) in [(probe, 900), (pool, 700)] {
+            let folder = proc.path().join(pid.to_string());
+            std::fs::create_dir(&folder).unwrap();
+            let fields = "0 ".repeat(18);
+            let stat = format!("{pid} (a) b) S {fields}{started} 0 0\n");
+            for (name, text) in [
+                ("comm", "pool\n"),
+                (
+                    "cgroup",
+                    "0::/kubepods/pod0b7c1a52-3d4e-4f60-8a9b-0c1d2e3f4a5b/ab\n",
+                ),
+                ("stat", &stat),
+            ] {
+                std::fs::write(folder.join(name), text).unwrap();
+            }
+        }
+        let found = scan(proc.path());
+        for child in &mut children {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        let found: Vec<u32> = found.unwrap().iter().map(|process| process.pid).collect();
+        assert_eq!(found, [pool, probe]);
     }
 }

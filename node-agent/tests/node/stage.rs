@@ -149,7 +149,6 @@ impl Node {
         )
         .unwrap();
         std::os::unix::fs::symlink(format!("/proc/{network_of}/ns"), entry.join("ns")).unwrap();
-        std::fs::write(entry.join("cmdline"), format!("/{name}\0serve\0")).unwrap();
         // Last, because it makes the process visible.
         std::fs::write(entry.join("comm"), format!("{name}\n")).unwrap();
     }

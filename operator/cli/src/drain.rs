@@ -9,6 +9,7 @@ use crds::{MooncakeCluster, MooncakeNode, names};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use mooncake_operator::cluster::pool_pod::current_report;
 use serde::Serialize;
 
 use crate::read_error::ReadError;
@@ -122,9 +123,10 @@ impl Seen {
         losses.collect()
     }
 
-    /// Another node has a pool pod of the cluster that serves.
+    /// Another node has a pool pod of the cluster that serves. What the agent of a lost node reported last does not count.
     fn serves_elsewhere(&self, node: &str, namespace: &str, cluster: &str) -> bool {
-        let mut others = self.nodes.iter().filter(|other| other.name_any() != node);
+        let others = self.nodes.iter().filter(|other| other.name_any() != node);
+        let mut others = others.filter(|other| current_report(Some(other)).is_ok());
         others.any(|other| {
             let assigned = other.spec.pools.iter();
             let mut assigned =

@@ -7,6 +7,7 @@ use crds::{MooncakeNode, Reason, names};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use mooncake_operator::cluster::pool_pod::current_report;
 use mooncake_operator::pod::{is_component, is_over};
 use serde::Serialize;
 
@@ -35,7 +36,7 @@ pub struct Inputs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum State {
     Served,
-    /// A pool pod has the name and does not serve.
+    /// A pool pod has the name and does not serve, or its agent does not report.
     NotServed,
     /// A pool pod has the address and serves another port.
     OtherPort,
@@ -80,7 +81,7 @@ pub struct Segment {
 
 /// A pool pod in a MooncakeNode.
 struct Candidate<'a> {
-    node: &'a str,
+    node: &'a MooncakeNode,
     report: &'a PoolReport,
     assignment: Option<&'a PoolAssignment>,
 }
@@ -102,7 +103,7 @@ impl Candidate<'_> {
             name: name.to_owned(),
             namespace: self.report.namespace.clone(),
             pod: self.report.pod_name.clone(),
-            node: self.node.to_owned(),
+            node: self.node.name_any(),
             cluster: self.assignment.map(|entry| entry.cluster.clone()),
             state: self.report.state.to_string(),
         }
@@ -114,7 +115,8 @@ impl Candidate<'_> {
             pod_name,
             ..
         } = self.report;
-        format!("pool pod {namespace}/{pod_name} on node {}", self.node)
+        let node = self.node.name_any();
+        format!("pool pod {namespace}/{pod_name} on node {node}")
     }
 }
 
@@ -208,7 +210,7 @@ fn candidates<'a>(nodes: &'a [MooncakeNode]) -> Vec<Candidate<'a>> {
     let candidate = |(node, report): (&'a MooncakeNode, &'a PoolReport)| {
         let mut assigned = node.spec.pools.iter();
         Candidate {
-            node: node.metadata.name.as_deref().unwrap_or_default(),
+            node,
             report,
             assignment: assigned.find(|entry| entry.pod_uid == report.pod_uid),
         }
@@ -219,6 +221,22 @@ fn candidates<'a>(nodes: &'a [MooncakeNode]) -> Vec<Candidate<'a>> {
 /// The report about a name that a pool pod has.
 fn of_owner(name: &str, owner: &Candidate<'_>) -> Segment {
     let report = owner.report;
+    // What the agent of a lost node reported last does not count.
+    if let Err((reason, message)) = current_report(Some(owner.node)) {
+        return Segment {
+            reason: Some(reason.to_string()),
+            remedy: Some(reason.remedy()),
+            docs: Some(reason.docs_anchor()),
+            ..Segment::new(
+                name,
+                State::NotServed,
+                format!(
+                    "{} has it, and whether it serves is unknown: {message}",
+                    owner.title()
+                ),
+            )
+        };
+    }
     if report.state == PoolState::Serving {
         let mut message = format!("{} serves it", owner.title());
         if let Some(entry) = owner.assignment {

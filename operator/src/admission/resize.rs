@@ -53,18 +53,33 @@ pub(super) fn evicted(old: &Stored, new: &MooncakeClusterSpec, rooms: &[Room]) -
     let update = new.update.clone().unwrap_or_default();
     let pods = update.max_unavailable.of(rooms.len());
     let absent = largest.saturating_mul(u64::try_from(pods).ok()?);
-    if (largest, before) == (0, after) {
+    // The pods of a removed pool, and those on nodes that a pool leaves, end together, and new ones may wait for their memory.
+    let stays = |pool: &Pool, room: &Room| {
+        let mut kept = new.pools.iter();
+        kept.any(|kept| kept.name == pool.name && stores(kept, room))
+    };
+    let ends = old.spec.pools.iter().flat_map(|pool| {
+        let leaves = |room: &&Room| stores(pool, room) && !stays(pool, room);
+        rooms.iter().filter(leaves).map(|_| pool.size.0)
+    });
+    let ends = ends.fold(0_u64, u64::saturating_add);
+    if (largest, before, ends) == (0, after, 0) {
         return None;
     }
     // The smallest space on the way: all pods of the new size, or some of the former ones away.
-    let smallest = after.min(before.saturating_sub(absent));
+    let during = before.saturating_sub(ends).saturating_sub(absent);
+    let smallest = after.min(during);
     // Above this share of it the master evicts.
     let percent_kept = u64::from(new.master.eviction_watermark());
     let room = smallest / 100 * percent_kept;
     let excess = used.checked_sub(room).filter(|excess| *excess > 0)?;
+    let remedy = match ends {
+        0 => "Add pool pods first, or lower spec.update.maxUnavailable",
+        _ => "Add pool pods first, and remove the others when these serve",
+    };
     Some(format!(
         "about {} of the keys ({percent}% of {}) do not fit while pool pods are replaced or afterwards: those that were \
-         used longest ago are evicted. Add pool pods first, or lower spec.update.maxUnavailable",
+         used longest ago are evicted. {remedy}",
         about(excess),
         about(capacity)
     ))
@@ -123,13 +138,18 @@ mod tests {
         let text = warning("100%", &larger, "BuiltIn").unwrap();
         assert!(text.starts_with("about 21Gi"), "{text}");
 
-        // A pool that is removed.
-        let other = json!([{"name": "b", "size": "4Gi"}]);
-        assert!(
-            warning("50%", &other, "BuiltIn")
-                .unwrap()
-                .starts_with("about 18Gi")
-        );
+        // All pods of a pool that gets another name end together, whatever the size of the new one.
+        for size in ["4Gi", "16Gi"] {
+            let renamed = json!([{"name": "b", "size": size}]);
+            let text = warning("50%", &renamed, "BuiltIn").unwrap();
+            assert!(text.starts_with("about 32Gi"), "{text}");
+            assert!(
+                text.ends_with("remove the others when these serve"),
+                "{text}"
+            );
+        }
+        let added = json!([{"name": "a", "size": "16Gi"}, {"name": "b", "size": "16Gi"}]);
+        assert_eq!(warning("85%", &added, "BuiltIn"), None);
     }
 
     #[test]
@@ -141,5 +161,27 @@ mod tests {
         let nodes = json!([{"name": "a", "size": "16Gi", "nodeSelector": {"gpu": "yes"}}]);
         let text = warning("25%", &nodes, "BuiltIn").unwrap();
         assert!(text.starts_with("about 16Gi"), "{text}");
+    }
+
+    #[test]
+    fn a_pool_that_leaves_nodes_for_others_ends_there_at_once() {
+        let mut rooms = rooms(4);
+        for (number, room) in rooms.iter_mut().enumerate() {
+            let half = ["old", "new"][number / 2];
+            room.labels.insert("half".to_owned(), half.to_owned());
+        }
+        let on = |half: &str| {
+            spec(
+                &json!([{"name": "a", "size": "16Gi", "nodeSelector": {"half": half}}]),
+                "BuiltIn",
+            )
+        };
+        let status = json!({"capacity": "32Gi", "used": "50%"});
+        let old: Stored =
+            serde_json::from_value(json!({"spec": on("old"), "status": status})).unwrap();
+        let warning = |half| evicted(&old, &serde_json::from_value(on(half)).unwrap(), &rooms);
+        let text = warning("new").unwrap();
+        assert!(text.starts_with("about 16Gi"), "{text}");
+        assert_eq!(warning("old"), None);
     }
 }

@@ -60,11 +60,7 @@ pub fn stored(
     made_bytes: u64,
     now: Timestamp,
 ) -> Option<Stored> {
-    let node = pod.spec.as_ref()?.node_name.clone()?;
-    // A kubelet that does not respond must not hold other drains.
-    if is_stuck(pod, now) || is_over(pod) {
-        return None;
-    }
+    let node = place(pod, now)?;
     let ends = pod.metadata.deletion_timestamp.is_some();
     let serving = match status.service {
         PoolService::Serving { bytes, .. } => Some(bytes),
@@ -76,6 +72,23 @@ pub fn stored(
         serves: serving.is_some() && !ends,
         ends,
     })
+}
+
+/// The same for a pool pod that ends because its pool was removed.
+pub fn former(pod: &Pod, made_bytes: u64, now: Timestamp) -> Option<Stored> {
+    Some(Stored {
+        node: place(pod, now)?,
+        bytes: made_bytes,
+        serves: false,
+        ends: true,
+    })
+}
+
+/// The node of a pool pod that may hold keys.
+fn place(pod: &Pod, now: Timestamp) -> Option<String> {
+    let node = pod.spec.as_ref()?.node_name.clone()?;
+    // A kubelet that does not respond must not hold other drains.
+    (!is_stuck(pod, now) && !is_over(pod)).then_some(node)
 }
 
 /// Nodes of pods that the rollout replaced. One that the kubelet does not end holds no other drain.

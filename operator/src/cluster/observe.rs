@@ -32,6 +32,8 @@ pub struct Observed {
     pub master_pods: Vec<Arc<Pod>>,
     /// Pods that the operator's DaemonSets own, in any state.
     pub pool_pods: Vec<Arc<Pod>>,
+    /// Pool pods that end because their pool was removed from the spec. Garbage collection has removed its DaemonSet before.
+    pub former_pool_pods: Vec<Arc<Pod>>,
     /// Pods with the label of guards.
     pub guards: Vec<Arc<Pod>>,
     /// Pods with a pool's labels that no DaemonSet of the operator owns.
@@ -76,12 +78,7 @@ pub fn observe(caches: &Caches, cluster: &ClusterName) -> Observed {
     }
     by_name(&mut master_pods);
     by_name(&mut pool_pods);
-    // A pod whose DaemonSet was deleted with its pool is being deleted too; it is not foreign.
-    let foreign_pods = pool_pods
-        .extract_if(.., |pod| !daemon_sets.iter().any(|set| owns(set, pod)))
-        .filter(|pod| pod.meta().deletion_timestamp.is_none())
-        .map(|pod| pod.name_any())
-        .collect();
+    let (former_pool_pods, foreign_pods) = take_others(&mut pool_pods, &daemon_sets, &cluster.name);
     let mut labelled = caches.labelled_of.of(cluster);
     by_name(&mut labelled);
     let sets: Vec<String> = daemon_sets.iter().filter_map(|set| set.uid()).collect();
@@ -107,6 +104,7 @@ pub fn observe(caches: &Caches, cluster: &ClusterName) -> Observed {
         },
         master_pods,
         pool_pods,
+        former_pool_pods,
         guards,
         foreign_pods,
         evictions: caches.evictions.of(&sets, Instant::now()),
@@ -117,6 +115,11 @@ pub fn observe(caches: &Caches, cluster: &ClusterName) -> Observed {
 }
 
 impl Observed {
+    /// All pool pods that may hold keys, those of removed pools included.
+    pub fn all_pool_pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
+        self.pool_pods.iter().chain(&self.former_pool_pods)
+    }
+
     /// The MooncakeNode of a node of those pods, if it can be decoded.
     pub fn mooncake_node(&self, node: &str) -> Option<&MooncakeNode> {
         self.mooncake_nodes.get(node)?.0.as_ref().ok()
@@ -175,8 +178,67 @@ fn owns(set: &DaemonSet, pod: &Pod) -> bool {
     owner(pod.meta()).is_some_and(|owner| Some(&owner.uid) == set.meta().uid.as_ref())
 }
 
+/// Takes out the pods that none of these DaemonSets owns: those that end with a removed pool, and the names of those that were never
+/// pool pods of the cluster.
+fn take_others(
+    pods: &mut Vec<Arc<Pod>>,
+    sets: &[Arc<DaemonSet>],
+    cluster: &str,
+) -> (Vec<Arc<Pod>>, Vec<String>) {
+    let is_other = |pod: &mut Arc<Pod>| !sets.iter().any(|set| owns(set, pod));
+    let (ending, foreign): (Vec<_>, Vec<_>) = pods
+        .extract_if(.., is_other)
+        .partition(|pod| pod.meta().deletion_timestamp.is_some());
+    let ending = ending.into_iter();
+    let former = ending.filter(|pod| is_of_pool(pod, cluster)).collect();
+    (former, foreign.iter().map(|pod| pod.name_any()).collect())
+}
+
+/// True where the controlling owner of a pod has the name of the DaemonSet of its pool.
+fn is_of_pool(pod: &Pod, cluster: &str) -> bool {
+    let pool = pod.labels().get(names::LABEL_POOL);
+    let is_set = |name: &str| pool.is_some_and(|pool| name == names::pool_set(cluster, pool));
+    owner(pod.meta()).is_some_and(|owner| owner.kind == "DaemonSet" && is_set(&owner.name))
+}
+
 fn by_name<K: Resource>(objects: &mut [Arc<K>]) {
     objects.sort_by(|a, b| {
         (&a.meta().namespace, &a.meta().name).cmp(&(&b.meta().namespace, &b.meta().name))
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(name: &str, owner: (&str, &str), deleted: &str) -> Arc<Pod> {
+        let (kind, of) = owner;
+        let text = format!(
+            "{{metadata: {{name: {name}, labels: {{mooncake.io/pool: old}}, {deleted} ownerReferences: \
+             [{{apiVersion: apps/v1, kind: {kind}, name: {of}, uid: '{of}', controller: true}}]}}}}"
+        );
+        Arc::new(serde_yaml_ng::from_str(&text).unwrap())
+    }
+
+    #[test]
+    fn pool_pods_of_a_removed_pool_are_known_until_they_end() {
+        const DELETED: &str = "deletionTimestamp: '2026-01-01T00:00:00Z',";
+        let set = "{metadata: {name: kv-pool-default, uid: kv-pool-default}}";
+        let sets = [Arc::new(serde_yaml_ng::from_str(set).unwrap())];
+        let mut pods = vec![
+            pod("kept", ("DaemonSet", "kv-pool-default"), ""),
+            pod("drains", ("DaemonSet", "kv-pool-old"), DELETED),
+            pod("other", ("DaemonSet", "log-collector"), DELETED),
+            pod("replica", ("ReplicaSet", "kv-pool-old"), DELETED),
+            pod("forged", ("DaemonSet", "kv-pool-old"), ""),
+        ];
+        let (former, foreign) = take_others(&mut pods, &sets, "kv");
+        let names = |pods: &[Arc<Pod>]| {
+            let names = pods.iter().map(|pod| pod.name_any());
+            names.collect::<Vec<_>>()
+        };
+        assert_eq!(names(&pods), ["kept"]);
+        assert_eq!(names(&former), ["drains"]);
+        assert_eq!(foreign, ["forged"]);
+    }
 }

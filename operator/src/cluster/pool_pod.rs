@@ -164,7 +164,10 @@ pub(crate) fn pending(pod: &Pod) -> String {
 }
 
 /// The node's report, if its agent is alive and reported since this boot of the node.
-pub(crate) fn current_report(
+///
+/// # Errors
+/// Why it counts no more, or not yet.
+pub fn current_report(
     mooncake_node: Option<&MooncakeNode>,
 ) -> Result<&MooncakeNode, (Reason, String)> {
     let Some(mooncake_node) = mooncake_node else {

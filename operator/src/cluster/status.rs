@@ -98,9 +98,13 @@ pub fn compute(
     findings.push(injection::finding(cluster, &observed.labelled));
     findings.extend(mnnvl.map(|outlook| outlook.finding.clone()));
     let kind = cluster.master.kind;
+    // PoolsReady does not have those that the kubelet does not end.
+    let former = observed.former_pool_pods.iter();
+    let former = former.filter(|pod| !pool_pod::is_stuck(pod, now));
+    let pods: Vec<_> = observed.pool_pods.iter().chain(former).cloned().collect();
     findings.extend(drained::drained(
         kind,
-        &observed.pool_pods,
+        &pods,
         drains,
         cordons,
         unguarded,
@@ -151,7 +155,7 @@ pub fn next_reconcile(facts: &Facts<'_>, conditions: &[Condition], open: bool) -
         Duration::try_from(left).ok()
     });
     // What a pool pod that does not end is reported as changes with time. After a whole second, so that it is stuck by then.
-    let ends = facts.observed.pool_pods.iter().filter_map(|pod| {
+    let ends = facts.observed.all_pool_pods().filter_map(|pod| {
         let left = pool_pod::stuck_from(pod)?.duration_since(transport.now);
         Some(Duration::try_from(left).ok()? + Duration::from_secs(1))
     });

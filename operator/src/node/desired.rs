@@ -105,7 +105,8 @@ fn assignment(
         let uid = cluster.uid();
         uid.as_deref() != Some(&*entry.cluster_uid)
     };
-    if pool.cluster_deleted || pool.cluster.as_ref().is_some_and(is_successor) {
+    let is_former = pool.cluster_deleted || pool.cluster.as_ref().is_some_and(is_successor);
+    if is_former {
         entry.drain_seconds = 0;
     }
     let version = pool
@@ -117,7 +118,8 @@ fn assignment(
     let current = before.and_then(|before| before.master.as_ref());
     let of = |uid: &str| current.filter(|current| instance::pod_uid(&current.pod_uid) == uid);
     entry.master = match (&pool.master_address, &pool.master_uid) {
-        (Some(address), Some(uid)) => {
+        // A successor's master would lose the keys that it puts there with the pod.
+        (Some(address), Some(uid)) if !is_former || of(uid).is_some() => {
             let removals = of(uid).map_or(0, |current| instance::removals(&current.pod_uid));
             Some(MasterInstance {
                 address: address.clone(),

@@ -226,6 +226,9 @@ mod tests {
         runtime.unwrap().block_on(async {
             let master = master();
             let end = Instant::now() + Duration::from_millis(500);
+            // Nothing of the call is carried out before the delay is in the queue.
+            let (begin, begun) = std::sync::mpsc::channel();
+            spawn_blocking(move || begun.recv());
             let delay = async {
                 let compiled = spawn_blocking(|| ());
                 spawn_blocking(move || {
@@ -233,6 +236,7 @@ mod tests {
                         park_timeout(Duration::from_millis(1));
                     }
                 });
+                begin.send(()).unwrap();
                 compiled.await.unwrap();
                 // The call begins to compare.
                 yield_now().await;

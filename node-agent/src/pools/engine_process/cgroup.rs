@@ -163,9 +163,9 @@ fn follow_cpuset(container: &Path, folder: &Path) -> io::Result<()> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(error),
         };
-        if own.trim() != text.trim() {
-            // Empty in version 2: no restriction. A write of no bytes changes nothing there.
-            fs::write(folder.join(name), format!("{}\n", text.trim()))?;
+        // Empty in version 2: no restriction. The kernel takes none away from processes that run.
+        if !text.trim().is_empty() && own.trim() != text.trim() {
+            fs::write(folder.join(name), text.trim())?;
         }
     }
     Ok(())
@@ -237,11 +237,12 @@ mod tests {
                 fs::write(pod.join(of).join("cpuset.cpus"), processors).unwrap();
             };
             set("engine", "0-7\n");
-            for processors in ["0-3\n", "0-5,7\n", "\n"] {
+            for (processors, followed) in [("0-3\n", "0-3"), ("0-5,7\n", "0-5,7"), ("\n", "0-5,7")]
+            {
                 set("ab", processors);
                 follow_in(node.path(), &text).unwrap();
                 let own = fs::read_to_string(pod.join("engine/cpuset.cpus")).unwrap();
-                assert_eq!(own, processors);
+                assert_eq!(own, followed);
             }
         }
     }

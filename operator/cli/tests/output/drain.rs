@@ -6,7 +6,7 @@ use kube::ResourceExt;
 use mooncake_cli::Report;
 use mooncake_cli::drain::{Drain, Next, Seen, State};
 
-use crate::fixtures::{HEALTHY, snapshot};
+use crate::fixtures::{HEALTHY, agent_alive, snapshot};
 use crate::{check, now, plain};
 
 /// The healthy installation, seen from a drain of n1.
@@ -61,7 +61,14 @@ fn keys_move_only_with_a_built_in_master_and_another_pool_pod() {
     let mut broken = ours.clone();
     let status = broken.nodes[1].status.as_mut().unwrap();
     status.pools[0].state = crds::node::PoolState::Mounting.into();
-    assert_eq!(message(&broken), Some(only));
+    assert_eq!(message(&broken), Some(only.clone()));
+
+    // Its agent reported last that it serves.
+    for status in ["False", "Unknown"] {
+        let mut lost = ours.clone();
+        agent_alive(&mut lost.nodes[1], status);
+        assert_eq!(message(&lost), Some(only.clone()));
+    }
 
     // Without mounted memory there are no keys.
     let mut empty = alone;

@@ -97,3 +97,13 @@ pub(crate) fn node<'a>(snapshot: &'a Snapshot, name: &str) -> &'a MooncakeNode {
     let mut nodes = snapshot.nodes.iter();
     nodes.find(|node| node.name_any() == name).unwrap()
 }
+
+/// Sets the condition `AgentAlive` of a node.
+pub(crate) fn agent_alive(node: &mut MooncakeNode, value: &str) {
+    let conditions = &mut node.status.as_mut().unwrap().conditions;
+    let alive = conditions.iter_mut().find(|one| one.type_ == "AgentAlive");
+    let alive = alive.unwrap();
+    value.clone_into(&mut alive.status);
+    "AgentMissing".clone_into(&mut alive.reason);
+    "the agent is gone".clone_into(&mut alive.message);
+}

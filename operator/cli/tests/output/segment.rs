@@ -6,7 +6,7 @@ use mooncake_cli::read_error::{Cause, ReadError, Resources};
 use mooncake_cli::segment::{Inputs, Segment, State, address, segment};
 use serde_json::json;
 
-use crate::fixtures::{DEGRADED, HEALTHY, snapshot};
+use crate::fixtures::{DEGRADED, HEALTHY, agent_alive, snapshot};
 use crate::{check, now, plain};
 
 fn inputs(objects: &str, name: &str) -> Inputs {
@@ -48,6 +48,24 @@ fn a_served_segment_has_its_pool_pod_by_either_name() {
     assert_eq!(
         (found.state, owner.pod.as_str()),
         (State::Served, "kv-pool-default-n2")
+    );
+}
+
+#[test]
+fn a_segment_of_a_node_whose_agent_does_not_report_is_not_served() {
+    let mut lost = inputs(HEALTHY, "10.0.1.5:12001");
+    for node in &mut lost.nodes {
+        agent_alive(node, "False");
+    }
+    let found = found(lost);
+    assert_eq!(
+        (found.state, found.reason.as_deref()),
+        (State::NotServed, Some("AgentMissing"))
+    );
+    assert!(
+        found.message.contains("the agent is gone"),
+        "{}",
+        found.message
     );
 }
 

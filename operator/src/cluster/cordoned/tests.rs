@@ -249,6 +249,9 @@ fn a_pod_that_the_kubelet_does_not_end_is_not_waited_for() {
     let moving = at("2026-01-01T00:10:59Z").unwrap();
     assert_eq!((moving.bytes, moving.serves, moving.ends), (7, false, true));
     assert_eq!(at("2026-01-01T00:11:01Z"), None);
+    let former = |time: &str| former(&pod, 7, time.parse().unwrap());
+    assert_eq!(former("2026-01-01T00:10:59Z"), Some(moving));
+    assert_eq!(former("2026-01-01T00:11:01Z"), None);
     let mut pending = pod.clone();
     pending.spec.as_mut().unwrap().node_name = None;
     assert_eq!(

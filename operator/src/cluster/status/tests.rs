@@ -1,5 +1,7 @@
 //! The status of a cluster of two nodes, each time with one fault.
 
+mod former;
+
 use std::sync::Arc;
 
 use crds::MooncakeNode;
@@ -95,6 +97,7 @@ struct TestCluster {
     used: Option<u8>,
     claimable: Claimable,
     refused: Option<(Reason, String)>,
+    former: Vec<Arc<Pod>>,
 }
 
 impl TestCluster {
@@ -121,6 +124,7 @@ impl TestCluster {
             used: Some(35),
             claimable: Claimable::Yes,
             refused: None,
+            former: Vec::new(),
         }
     }
 
@@ -148,6 +152,7 @@ impl TestCluster {
             },
             master_pods: self.masters.clone(),
             pool_pods: self.pools.iter().map(|(pod, _)| pod.clone()).collect(),
+            former_pool_pods: self.former.clone(),
             claimable: self.claimable.clone(),
             mooncake_nodes: self
                 .pools

@@ -169,6 +169,13 @@ fn an_assignment_stays_until_the_pod_is_gone_even_without_its_cluster() {
     seen.pools = vec![successor];
     let entry = &desired(&seen, &[]).unwrap().spec.pools[0];
     assert_eq!(entry.drain_seconds, 0);
+    let master = entry.master.as_ref().map(|master| &*master.pod_uid);
+    assert_eq!(master, Some("m1"), "it is still the same master");
+    // The pod mounts its memory in no master of the successor.
+    seen.pools[0].master_uid = Some("m2".to_owned());
+    seen.pools[0].masters = vec!["m2".to_owned()];
+    let entry = &desired(&seen, &[]).unwrap().spec.pools[0];
+    assert_eq!(entry.master, None);
     // Its DaemonSet alone is deleted: the pod drains.
     seen.pools = vec![pool_pod(false)];
     let entry = &desired(&seen, &[]).unwrap().spec.pools[0];

@@ -220,6 +220,18 @@ fn the_key_of_an_object_that_was_cleared_during_its_move_is_in_use_until_the_mov
 }
 
 #[test]
+fn the_key_of_an_object_that_was_cleared_during_its_move_is_free_without_the_target() {
+    let mut pools = Pools::new(&[MIB, MIB]);
+    pools.put("k", 1000, 0, at(0));
+    clear_during_move(&mut pools, 1);
+    let index = &mut pools.index;
+    index.unmount_segment(segment(1, MIB).id);
+    assert_eq!(get(index, "k", at(22)), Err(ErrorCode::ObjectNotFound));
+    put(index, "k", 500, at(22)).unwrap();
+    assert_eq!(endpoints(&mut pools, "k", at(22)), nodes(&[0]));
+}
+
+#[test]
 fn records_of_a_value_that_was_cleared_during_its_move_are_older_than_the_object_that_stays() {
     let mut pools = Pools::new(&[MIB, MIB]);
     pools.put("k", 1000, 0, at(0));
