@@ -161,7 +161,8 @@ impl Session<'_> {
             self.give_up(Reason::Deleting, message, false).await?;
             return Ok(Action::await_change());
         }
-        let observed = observe::observe(&self.context.caches, &self.name);
+        let uid = self.cluster.uid();
+        let observed = observe::observe(&self.context.caches, &self.name, uid.as_deref());
         let valid = match validate::validate(self.cluster) {
             Ok(valid) => valid,
             Err(error) => {

@@ -614,9 +614,9 @@ impl EngineProcess {
         until_ended(&self.process).await;
     }
 
-    /// Whether it still listens, so that its connection failed for another cause than its end.
-    pub(crate) fn listens(&self) -> bool {
-        !matches!(self.folder.connect(), Ok(None))
+    /// Whether it ends: its connection is closed, and the kernel may still close its devices.
+    pub(crate) fn is_exiting(&self) -> bool {
+        liveness::is_exiting(self.pid)
     }
 
     pub(crate) fn kill(&self) {

@@ -53,7 +53,7 @@ const END_DEADLINE: Duration = Duration::from_secs(30);
 /// How long the end of a process may come after that of its connection.
 const END_LAG: Duration = Duration::from_millis(100);
 
-/// The same for one that listens no more: the kernel may close the devices last, whose end releases the registered memory.
+/// The same for one that the kernel ends: it may close the devices after the connection, and releases the registered memory then.
 const DEVICES_LAG: Duration = Duration::from_secs(10);
 
 /// Period in which an engine process follows the processors of its pool pod.
@@ -302,7 +302,7 @@ impl Pod {
             // A process that has ended has closed its connection too.
             Err(error) => {
                 let mut ended = timeout(END_LAG, engine.ended()).await;
-                if ended.is_err() && !engine.listens() {
+                if ended.is_err() && engine.is_exiting() {
                     ended = timeout(DEVICES_LAG, engine.ended()).await;
                 }
                 match ended {

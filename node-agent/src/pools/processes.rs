@@ -46,8 +46,9 @@ pub(crate) fn scan(proc: &Path) -> io::Result<Vec<PoolProcess>> {
         if let Ok(process) = Process::open(proc, pid)
             && process.runs()
             && let Ok(Some(pod_uid)) = process.pod_uid()
+            && let Some(started) = started(&entry.path())
         {
-            found.push((started(&entry.path()), PoolProcess { pid, pod_uid }));
+            found.push((started, PoolProcess { pid, pod_uid }));
         }
     }
     found.sort_by_key(|(started, _)| *started);

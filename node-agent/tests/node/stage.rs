@@ -148,7 +148,11 @@ impl Node {
             format!("0::/kubepods/pod{pod_uid}/x\n"),
         )
         .unwrap();
-        std::os::unix::fs::symlink(format!("/proc/{network_of}/ns"), entry.join("ns")).unwrap();
+        let link = |of: u32, file: &str| {
+            std::os::unix::fs::symlink(format!("/proc/{of}/{file}"), entry.join(file)).unwrap();
+        };
+        link(network_of, "ns");
+        link(pid, "stat");
         // Last, because it makes the process visible.
         std::fs::write(entry.join("comm"), format!("{name}\n")).unwrap();
     }

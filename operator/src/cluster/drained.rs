@@ -52,7 +52,8 @@ impl Drains {
     }
 }
 
-/// The pool pods that end, and those that the kubelet has not ended in time. PoolsReady has the cause of these.
+/// The pool pods that end, and those that the kubelet has not ended in time. PoolsReady has the cause of these, but for those of
+/// removed pools.
 pub fn ending(pods: &[Arc<Pod>], now: Timestamp) -> (Vec<&Arc<Pod>>, Vec<&Arc<Pod>>) {
     pods.iter()
         .filter(|pod| pod.metadata.deletion_timestamp.is_some() && !is_over(pod))
@@ -119,7 +120,8 @@ pub fn drained(
         let message = match stuck.is_empty() {
             true => "no pool pod ends".to_owned(),
             false => format!(
-                "no pool pod moves keys; not ended in their grace period, see PoolsReady: {}",
+                "no pool pod moves keys; not ended in their grace period: {}. If a node does not come back, delete it: kubectl \
+                 delete node",
                 named(&stuck)
             ),
         };
@@ -294,7 +296,8 @@ mod tests {
             (stuck.state, stuck.message.as_str()),
             (
                 ConditionStatus::True,
-                "no pool pod moves keys; not ended in their grace period, see PoolsReady: a (n1)"
+                "no pool pod moves keys; not ended in their grace period: a (n1). If a node does not come back, delete it: \
+                 kubectl delete node"
             )
         );
     }

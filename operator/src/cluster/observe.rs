@@ -32,7 +32,7 @@ pub struct Observed {
     pub master_pods: Vec<Arc<Pod>>,
     /// Pods that the operator's DaemonSets own, in any state.
     pub pool_pods: Vec<Arc<Pod>>,
-    /// Pool pods that end because their pool was removed from the spec. Garbage collection has removed its DaemonSet before.
+    /// Pool pods whose DaemonSet was deleted with their pool: they end, or are about to.
     pub former_pool_pods: Vec<Arc<Pod>>,
     /// Pods with the label of guards.
     pub guards: Vec<Arc<Pod>>,
@@ -63,8 +63,8 @@ pub struct Existing {
     pub claim_templates: Option<Vec<Arc<ResourceClaimTemplate>>>,
 }
 
-/// Reads the state.
-pub fn observe(caches: &Caches, cluster: &ClusterName) -> Observed {
+/// Reads the state of the cluster with this UID.
+pub fn observe(caches: &Caches, cluster: &ClusterName, cluster_uid: Option<&str>) -> Observed {
     let daemon_sets = of_cluster(&caches.daemon_sets, cluster);
     let (mut master_pods, mut pool_pods) = (Vec::new(), Vec::new());
     let mut guards = Vec::new();
@@ -78,7 +78,18 @@ pub fn observe(caches: &Caches, cluster: &ClusterName) -> Observed {
     }
     by_name(&mut master_pods);
     by_name(&mut pool_pods);
-    let (former_pool_pods, foreign_pods) = take_others(&mut pool_pods, &daemon_sets, &cluster.name);
+    // Nobody but the operator assigns a pod, and it does until the pod has ended.
+    let is_assigned = |pod: &Pod| {
+        let node = node_of(pod).unwrap_or_default();
+        let named = ObjectRef::<DeserializeGuard<MooncakeNode>>::new(&node);
+        let node = caches.mooncake_nodes.get(&named);
+        let node = node.as_ref().and_then(|node| node.0.as_ref().ok());
+        let mut pools = node.into_iter().flat_map(|node| &node.spec.pools);
+        pools.any(|pool| {
+            Some(&*pool.cluster_uid) == cluster_uid && Some(&pool.pod_uid) == pod.uid().as_ref()
+        })
+    };
+    let (former_pool_pods, foreign_pods) = take_others(&mut pool_pods, &daemon_sets, is_assigned);
     let mut labelled = caches.labelled_of.of(cluster);
     by_name(&mut labelled);
     let sets: Vec<String> = daemon_sets.iter().filter_map(|set| set.uid()).collect();
@@ -178,27 +189,21 @@ fn owns(set: &DaemonSet, pod: &Pod) -> bool {
     owner(pod.meta()).is_some_and(|owner| Some(&owner.uid) == set.meta().uid.as_ref())
 }
 
-/// Takes out the pods that none of these DaemonSets owns: those that end with a removed pool, and the names of those that were never
-/// pool pods of the cluster.
+/// Takes out the pods that none of these DaemonSets owns: those of a removed pool, which are assigned, and the names of those that
+/// were never pool pods of the cluster.
 fn take_others(
     pods: &mut Vec<Arc<Pod>>,
     sets: &[Arc<DaemonSet>],
-    cluster: &str,
+    is_assigned: impl Fn(&Pod) -> bool,
 ) -> (Vec<Arc<Pod>>, Vec<String>) {
     let is_other = |pod: &mut Arc<Pod>| !sets.iter().any(|set| owns(set, pod));
-    let (ending, foreign): (Vec<_>, Vec<_>) = pods
-        .extract_if(.., is_other)
-        .partition(|pod| pod.meta().deletion_timestamp.is_some());
-    let ending = ending.into_iter();
-    let former = ending.filter(|pod| is_of_pool(pod, cluster)).collect();
-    (former, foreign.iter().map(|pod| pod.name_any()).collect())
-}
-
-/// True where the controlling owner of a pod has the name of the DaemonSet of its pool.
-fn is_of_pool(pod: &Pod, cluster: &str) -> bool {
-    let pool = pod.labels().get(names::LABEL_POOL);
-    let is_set = |name: &str| pool.is_some_and(|pool| name == names::pool_set(cluster, pool));
-    owner(pod.meta()).is_some_and(|owner| owner.kind == "DaemonSet" && is_set(&owner.name))
+    let others = pods.extract_if(.., is_other);
+    let (former, others): (Vec<_>, Vec<_>) = others.partition(|pod| is_assigned(pod));
+    // One that is being deleted is not foreign: it may be of a deleted cluster with this name.
+    let foreign = others
+        .iter()
+        .filter(|pod| pod.meta().deletion_timestamp.is_none());
+    (former, foreign.map(|pod| pod.name_any()).collect())
 }
 
 fn by_name<K: Resource>(objects: &mut [Arc<K>]) {
@@ -211,11 +216,10 @@ fn by_name<K: Resource>(objects: &mut [Arc<K>]) {
 mod tests {
     use super::*;
 
-    fn pod(name: &str, owner: (&str, &str), deleted: &str) -> Arc<Pod> {
-        let (kind, of) = owner;
+    fn pod(name: &str, set: &str, deleted: &str) -> Arc<Pod> {
         let text = format!(
-            "{{metadata: {{name: {name}, labels: {{mooncake.io/pool: old}}, {deleted} ownerReferences: \
-             [{{apiVersion: apps/v1, kind: {kind}, name: {of}, uid: '{of}', controller: true}}]}}}}"
+            "{{metadata: {{name: {name}, uid: {name}, {deleted} ownerReferences: \
+             [{{apiVersion: apps/v1, kind: DaemonSet, name: {set}, uid: {set}, controller: true}}]}}}}"
         );
         Arc::new(serde_yaml_ng::from_str(&text).unwrap())
     }
@@ -226,19 +230,21 @@ mod tests {
         let set = "{metadata: {name: kv-pool-default, uid: kv-pool-default}}";
         let sets = [Arc::new(serde_yaml_ng::from_str(set).unwrap())];
         let mut pods = vec![
-            pod("kept", ("DaemonSet", "kv-pool-default"), ""),
-            pod("drains", ("DaemonSet", "kv-pool-old"), DELETED),
-            pod("other", ("DaemonSet", "log-collector"), DELETED),
-            pod("replica", ("ReplicaSet", "kv-pool-old"), DELETED),
-            pod("forged", ("DaemonSet", "kv-pool-old"), ""),
+            pod("kept", "kv-pool-default", ""),
+            pod("drains", "kv-pool-old", DELETED),
+            pod("collected-later", "kv-pool-old", ""),
+            pod("of-a-deleted-cluster", "kv-pool-old", DELETED),
+            pod("forged", "kv-pool-old", ""),
         ];
-        let (former, foreign) = take_others(&mut pods, &sets, "kv");
+        let assigned = ["kept", "drains", "collected-later"];
+        let is_assigned = |pod: &Pod| assigned.contains(&&*pod.name_any());
+        let (former, foreign) = take_others(&mut pods, &sets, is_assigned);
         let names = |pods: &[Arc<Pod>]| {
             let names = pods.iter().map(|pod| pod.name_any());
             names.collect::<Vec<_>>()
         };
         assert_eq!(names(&pods), ["kept"]);
-        assert_eq!(names(&former), ["drains"]);
+        assert_eq!(names(&former), ["drains", "collected-later"]);
         assert_eq!(foreign, ["forged"]);
     }
 }

@@ -98,10 +98,7 @@ pub fn compute(
     findings.push(injection::finding(cluster, &observed.labelled));
     findings.extend(mnnvl.map(|outlook| outlook.finding.clone()));
     let kind = cluster.master.kind;
-    // PoolsReady does not have those that the kubelet does not end.
-    let former = observed.former_pool_pods.iter();
-    let former = former.filter(|pod| !pool_pod::is_stuck(pod, now));
-    let pods: Vec<_> = observed.pool_pods.iter().chain(former).cloned().collect();
+    let pods: Vec<_> = observed.all_pool_pods().cloned().collect();
     findings.extend(drained::drained(
         kind,
         &pods,

@@ -239,6 +239,18 @@ impl Sample {
     }
 }
 
+/// Whether the kernel ends a process: its first thread has begun to exit (`PF_EXITING`).
+pub(super) fn is_exiting(pid: u32) -> bool {
+    const EXITING: u64 = 0x4;
+    let flags = fs::read_to_string(format!("/proc/{pid}/stat")).ok();
+    let flags = flags.and_then(|stat| {
+        // The name before the state may contain parentheses.
+        let (_, fields) = stat.rsplit_once(") ")?;
+        fields.split_whitespace().nth(6)?.parse::<u64>().ok()
+    });
+    flags.is_some_and(|flags| flags & EXITING != 0)
+}
+
 impl fmt::Display for Hung {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = self.silent.as_secs();

@@ -163,3 +163,21 @@ async fn no_more_threads_are_watched_than_the_limit() {
     assert!(hung.is_none());
     assert_eq!(threads.0.len(), SILENT_LIMIT);
 }
+
+#[test]
+fn a_process_that_has_ended_and_was_not_waited_for_is_exiting() {
+    let mut child = std::process::Command::new("sleep")
+        .arg("60")
+        .spawn()
+        .unwrap();
+    let pid = child.id();
+    assert!(!is_exiting(pid));
+    child.kill().unwrap();
+    let begun = std::time::Instant::now();
+    while !is_exiting(pid) {
+        assert!(begun.elapsed() < Duration::from_secs(20));
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+    child.wait().unwrap();
+    assert!(!is_exiting(pid), "there is no process");
+}

@@ -31,6 +31,10 @@ fn pool_pods_of_a_removed_pool_drain_and_do_not_change_what_is_ready() {
     let (drained, _) = at("2026-01-01T00:20:00Z", &during);
     assert_eq!(
         (&*drained.status, &*drained.message),
-        ("True", "no pool pod ends")
+        (
+            "True",
+            "no pool pod moves keys; not ended in their grace period: old (n1). If a node does not come back, delete it: \
+             kubectl delete node"
+        )
     );
 }
