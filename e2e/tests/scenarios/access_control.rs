@@ -279,8 +279,10 @@ fn all_answered(newcomers: &[Value], attacks: &[Value]) -> anyhow::Result<()> {
 }
 
 fn worker(agent: &k8s_openapi::api::core::v1::Pod) -> anyhow::Result<processes::Process> {
+    // The first one: what it starts has its command until it runs another program.
     processes::of_pod(agent, "worker")?
-        .pop()
+        .into_iter()
+        .next()
         .context("an agent has no worker")
 }
 
