@@ -11,6 +11,7 @@ pub(crate) mod mounts;
 mod pauses;
 pub(crate) mod pod;
 pub(crate) mod pod_tasks;
+mod process_stat;
 pub(crate) mod processes;
 pub(crate) mod transport;
 

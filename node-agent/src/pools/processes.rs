@@ -10,6 +10,8 @@ use sys::net::Namespace;
 
 use host::cgroup;
 
+use super::process_stat::Stat;
+
 /// Process name (comm) of the pool binary.
 const COMM: &str = "pool";
 
@@ -46,22 +48,13 @@ pub(crate) fn scan(proc: &Path) -> io::Result<Vec<PoolProcess>> {
         if let Ok(process) = Process::open(proc, pid)
             && process.runs()
             && let Ok(Some(pod_uid)) = process.pod_uid()
-            && let Some(started) = started(&entry.path())
+            && let Some(stat) = Stat::read(&entry.path())
         {
-            found.push((started, PoolProcess { pid, pod_uid }));
+            found.push((stat.started, PoolProcess { pid, pod_uid }));
         }
     }
     found.sort_by_key(|(started, _)| *started);
     Ok(found.into_iter().map(|(_, process)| process).collect())
-}
-
-/// When a process was started, in ticks since the boot; `None` if it has ended. A process cannot delay the reading, as it can that
-/// of its arguments.
-fn started(folder: &Path) -> Option<u64> {
-    let stat = std::fs::read_to_string(folder.join("stat")).ok()?;
-    // The name, in parentheses, may contain anything.
-    let (_, fields) = stat.rsplit_once(')')?;
-    fields.split_whitespace().nth(19)?.parse().ok()
 }
 
 /// A process held by its pidfd, so that a reused PID is detected.

@@ -19,7 +19,6 @@ use tokio::time::{sleep, timeout};
 use crate::peers::{Client, Master};
 use crate::stage::{Node, PATIENCE, eventually, kill};
 
-const POD: &str = "eeee0000-0000-4000-8000-000000000005";
 const SEGMENT: &str = "c.default.n1.0";
 const MIB: u64 = 1 << 20;
 
@@ -38,8 +37,8 @@ fn signal(pid: u32, signal: Signal) {
 async fn serving(node: &Node) -> (Master, Client, [tokio::process::Child; 2]) {
     let master = Master::start(&node.peers).await;
     let mut client = Client::start(&node.peers).await;
-    let children = [node.pool(POD), node.agent()];
-    node.assign(&[(POD, Some("m1"))]);
+    let children = [node.pool(&node.pod_uid), node.agent()];
+    node.assign(&[(&node.pod_uid, Some("m1"))]);
     node.ready().await;
     assert_eq!(client.put("k", 8, MIB).await, (8, 0));
     (master, client, children)
@@ -139,17 +138,17 @@ async fn a_pool_for_rdma_waits_for_a_proved_port_and_one_that_is_served_over_tcp
     let node = Node::new().await;
     let _master = Master::start(&node.peers).await;
     let mut client = Client::start(&node.peers).await;
-    let (_pool, agent) = (node.pool(POD), node.agent());
+    let (_pool, agent) = (node.pool(&node.pod_uid), node.agent());
     // This agent does not read devices.
-    node.assign_with_transport(POD, "m1", "Rdma");
+    node.assign_with_transport(&node.pod_uid, "m1", "Rdma");
     eventually("the pool waits", || node.shows("Waiting", "Progressing")).await;
     assert_eq!(node.engine_process(), None);
 
-    node.assign_with_transport(POD, "m1", "Tcp");
+    node.assign_with_transport(&node.pod_uid, "m1", "Tcp");
     serves(&node).await;
     assert_eq!(client.put("k", 8, MIB).await, (8, 0));
     let engine = node.engine_process().unwrap();
-    node.assign_with_transport(POD, "m1", "Rdma");
+    node.assign_with_transport(&node.pod_uid, "m1", "Rdma");
     // Longer than the period at which the agent reads the file.
     sleep(Duration::from_secs(3)).await;
     assert_eq!(
@@ -225,7 +224,7 @@ async fn an_engine_process_that_hangs_while_agents_end_before_it_accepts_them_is
     kill(agent).await;
     signal(engine, Signal::STOP);
     // The connections of agents that have ended stay in the queue.
-    let control = node.control(POD);
+    let control = node.control(&node.pod_uid);
     let queued = std::iter::from_fn(|| seqpacket::connect_path(&control).ok());
     assert!((1..100).contains(&queued.take(100).count()), "no limit");
     let _agent = node.agent();

@@ -6,6 +6,7 @@ use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crds::names;
@@ -88,6 +89,9 @@ async fn join(name: &str, one: &Space, address: &str, other: &Space, other_addre
 
 /// The node without the processes under test.
 pub(crate) struct Node {
+    /// The UID of a pod that no other node has. An engine process has a user ID by it, and an agent kills the process that has
+    /// the user ID and accepts no connection: that of another test, if they had the same UID.
+    pub(crate) pod_uid: String,
     pub(crate) peers: Space,
     pub(crate) pod: Space,
     agents: Space,
@@ -96,6 +100,8 @@ pub(crate) struct Node {
 
 impl Node {
     pub(crate) async fn new() -> Self {
+        static NODES: AtomicU32 = AtomicU32::new(0);
+        let number = NODES.fetch_add(1, Ordering::Relaxed);
         // Before the deadlines of a test begin.
         pool_program();
         let peers = Space::new().await.unwrap();
@@ -109,6 +115,7 @@ impl Node {
             std::fs::create_dir(folder.path().join(part)).unwrap();
         }
         let node = Self {
+            pod_uid: format!("eeee0000-0000-4000-8000-{number:012x}"),
             peers,
             pod,
             agents,

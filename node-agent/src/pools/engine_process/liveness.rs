@@ -10,6 +10,7 @@ use std::time::Duration;
 use engine_process::control::message::SilentThread;
 use tokio::time::{Instant, timeout};
 
+use super::super::process_stat::Stat;
 use super::processor_time::{THREADS_LIMIT, ThreadTime};
 
 /// Processor time that a hung data thread spends in its turn while it is watched. A turn takes milliseconds of it.
@@ -224,31 +225,18 @@ impl Sample {
     /// readable.
     fn read(pid: u32, tid: u32) -> Option<Self> {
         let folder = task(pid, tid);
-        let stat = fs::read_to_string(folder.join("stat")).ok()?;
+        let state = Stat::read(&folder)?.state;
         let schedstat = fs::read_to_string(folder.join("schedstat")).ok()?;
-        Self::parse(&stat, &schedstat)
-    }
-
-    fn parse(stat: &str, schedstat: &str) -> Option<Self> {
-        // The name before the state may contain parentheses.
-        let (_, fields) = stat.rsplit_once(") ")?;
         Some(Self {
-            state: fields.chars().next()?,
-            time: ThreadTime::parse(schedstat)?,
+            state,
+            time: ThreadTime::parse(&schedstat)?,
         })
     }
 }
 
 /// Whether the kernel ends a process: its first thread has begun to exit (`PF_EXITING`).
 pub(super) fn is_exiting(pid: u32) -> bool {
-    const EXITING: u64 = 0x4;
-    let flags = fs::read_to_string(format!("/proc/{pid}/stat")).ok();
-    let flags = flags.and_then(|stat| {
-        // The name before the state may contain parentheses.
-        let (_, fields) = stat.rsplit_once(") ")?;
-        fields.split_whitespace().nth(6)?.parse::<u64>().ok()
-    });
-    flags.is_some_and(|flags| flags & EXITING != 0)
+    Stat::read(&Path::new("/proc").join(pid.to_string())).is_some_and(|stat| stat.is_exiting())
 }
 
 impl fmt::Display for Hung {

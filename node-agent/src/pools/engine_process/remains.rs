@@ -1,13 +1,14 @@
 //! What a start that failed leaves: processes that no agent holds. They would stay until the pool pod ends.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use engine_process::pidfd::Pidfd;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::time::{Instant, sleep};
 
+use super::super::process_stat::Stat;
 use super::unreachable;
 
 /// The user ID of an engine process until it enters its sandbox. Only there it gets memory of a pool.
@@ -140,11 +141,8 @@ fn members(cgroups: &[PathBuf]) -> BTreeSet<u32> {
 
 /// The process group of a process; `None` if it has ended, and for threads of the kernel.
 fn group_of(pid: u32) -> Option<Pid> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may contain anything. State and parent follow.
-    let (_, fields) = stat.rsplit_once(')')?;
-    let group = fields.split_whitespace().nth(2)?.parse().ok()?;
-    Pid::from_raw(group)
+    let stat = Stat::read(&Path::new("/proc").join(pid.to_string()))?;
+    Pid::from_raw(stat.group)
 }
 
 /// All processes that this one sees.

@@ -75,11 +75,12 @@ fn a_thread_of_which_the_kernel_reports_nothing_is_hung_at_the_longer_bound() {
 
 #[test]
 fn the_files_of_a_thread_are_parsed() {
-    let stat = "42 (data) 0) t 1 42 42 0 -1 4194368 10 0 0 0 7 3 0 0 20 0 3 0\n";
-    let parsed = Sample::parse(stat, "1500000000 2000000 17\n");
-    assert_eq!(parsed, sample('t', 1_500, 2));
-    assert_eq!(Sample::parse(stat, ""), None);
-    assert_eq!(Sample::parse("", "1 2 3"), None);
+    let time = |schedstat| ThreadTime::parse(schedstat);
+    assert_eq!(
+        time("1500000000 2000000 17\n"),
+        sample('t', 1_500, 2).map(|sample| sample.time)
+    );
+    assert_eq!(time(""), None);
     assert_eq!(innermost_tid("Name:\tdata-0\nNSpid:\t4711\t7\n"), Some(7));
     assert_eq!(innermost_tid("NSpid:\t4711\n"), Some(4711));
     assert_eq!(innermost_tid("Name:\tdata-0\n"), None);
