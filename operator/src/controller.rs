@@ -2,6 +2,7 @@
 //! it is dropped.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::fmt::Debug;
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use futures::{Stream, StreamExt};
 use kube::Resource;
 use kube::runtime::controller::{Action, Config, Error as LoopError, ReconcileRequest, applier};
 use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::scheduler::{ScheduleRequest, scheduler};
 use parking_lot::Mutex;
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
@@ -34,13 +36,13 @@ pub trait Failure: std::error::Error + Send + 'static {
 }
 
 /// Runs until dropped. Begins with every object of `store`, then follows `triggers`, of which `of`
-/// maps each to objects.
+/// maps each to objects. The triggers of an object within `window` of the first one are one reconcile.
 pub async fn run<K, Ctx, E, Fut>(
     metrics: Metrics,
     store: Store<K>,
     triggers: broadcast::Receiver<Trigger>,
     of: impl Fn(&Trigger) -> Vec<ObjectRef<K>> + Send,
-    debounce: Duration,
+    window: Duration,
     context: Arc<Ctx>,
     reconcile: impl Fn(Arc<K>, Arc<Ctx>) -> Fut + Send,
 ) where
@@ -51,7 +53,7 @@ pub async fn run<K, Ctx, E, Fut>(
 {
     let kind = K::kind(&()).into_owned();
     let retries = Arc::new(Retries::default());
-    let queue = requests(store.clone(), triggers, of);
+    let queue = requests(store.clone(), triggers, of, window).map(Ok::<_, Infallible>);
     let counted = |object: Arc<K>, context: Arc<Ctx>| {
         let (metrics, kind, retries) = (metrics.clone(), kind.clone(), retries.clone());
         let name = name_of(&ObjectRef::from_obj(object.as_ref()));
@@ -73,9 +75,7 @@ pub async fn run<K, Ctx, E, Fut>(
         let name = name_of(&ObjectRef::from_obj(object.as_ref()));
         Action::requeue(again.next(name, generation, error.is_permanent()))
     };
-    let config = Config::default()
-        .debounce(debounce)
-        .concurrency(CONCURRENCY);
+    let config = Config::default().concurrency(CONCURRENCY);
     let outcomes = applier(counted, policy, context, store, Box::pin(queue), config);
     let mut outcomes = std::pin::pin!(outcomes);
     while let Some(outcome) = outcomes.next().await {
@@ -86,11 +86,7 @@ pub async fn run<K, Ctx, E, Fut>(
 }
 
 /// Logs what went wrong. An object that was deleted meanwhile is forgotten.
-fn note<E: Failure>(
-    kind: &str,
-    retries: &Retries<ObjectName>,
-    error: LoopError<E, std::convert::Infallible>,
-) {
+fn note<E: Failure>(kind: &str, retries: &Retries<ObjectName>, error: LoopError<E, Infallible>) {
     match error {
         LoopError::ObjectNotFound(object) => retries.forget(&name_of(&object)),
         LoopError::ReconcilerFailed(error, object) => {
@@ -111,11 +107,14 @@ fn name_of<K: Resource>(object: &ObjectRef<K>) -> ObjectName {
     (object.namespace.clone(), object.name.clone())
 }
 
+/// The objects to reconcile, each when `window` has passed since its first trigger. With the debounce of kube each further trigger
+/// would begin the window again: an object with a trigger in every window would not be reconciled.
 fn requests<K>(
     store: Store<K>,
     triggers: broadcast::Receiver<Trigger>,
     of: impl Fn(&Trigger) -> Vec<ObjectRef<K>>,
-) -> impl Stream<Item = Result<ReconcileRequest<K>, std::convert::Infallible>>
+    window: Duration,
+) -> impl Stream<Item = ReconcileRequest<K>>
 where
     K: Resource<DynamicType = ()> + Clone + 'static,
 {
@@ -134,14 +133,19 @@ where
             Err(RecvError::Closed) => None,
         }
     });
-    first
-        .chain(later)
-        .map(move |trigger| match trigger {
-            Trigger::Everything => everything(&store),
-            trigger => of(&trigger),
-        })
-        .flat_map(futures::stream::iter)
-        .map(|object| Ok(ReconcileRequest::from(object)))
+    let objects = first.chain(later).map(move |trigger| match trigger {
+        Trigger::Everything => everything(&store),
+        trigger => of(&trigger),
+    });
+    // The earliest of the times of an object applies.
+    scheduler(
+        objects
+            .flat_map(futures::stream::iter)
+            .map(move |object| ScheduleRequest {
+                message: ReconcileRequest::from(object),
+                run_at: tokio::time::Instant::now() + window,
+            }),
+    )
 }
 
 /// Consecutive failures of each object, and the generation of its spec that failed.
@@ -202,6 +206,29 @@ mod tests {
         assert!(pauses[11] >= LONGEST_RETRY && pauses[11] <= LONGEST_RETRY.mul_f32(1.25));
         retries.forget(&"a");
         assert!(retries.next("a", None, false) < Duration::from_secs(1));
+    }
+
+    #[tokio::test]
+    async fn an_object_with_triggers_without_end_is_reconciled() {
+        let (store, _writer) = kube::runtime::reflector::store::<k8s_openapi::api::core::v1::Pod>();
+        let (trigger, triggers) = broadcast::channel(16);
+        let window = Duration::from_millis(100);
+        let of = |_: &Trigger| vec![ObjectRef::new("a")];
+        let requests = requests(store, triggers, of, window);
+        let busy = async {
+            let end = Instant::now() + 10 * window;
+            while Instant::now() < end {
+                trigger.send(Trigger::Node("n".to_owned())).unwrap();
+                tokio::time::sleep(window / 40).await;
+            }
+        };
+        let mut requests = std::pin::pin!(requests.take_until(busy));
+        let mut count = 0;
+        while requests.next().await.is_some() {
+            count += 1;
+        }
+        // About one in each of ten windows; fewer where the machine is busy.
+        assert!((3..=11).contains(&count), "{count} in ten windows");
     }
 
     #[test]

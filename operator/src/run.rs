@@ -29,9 +29,9 @@ use crate::lease::{Fence, Keeper};
 use crate::metrics::{self, Metrics};
 use crate::{admission, cluster, compute_domain, controller, node, policy};
 
-/// Moves of one object within this are one reconcile.
-const CLUSTER_DEBOUNCE: Duration = Duration::from_millis(100);
-const NODE_DEBOUNCE: Duration = Duration::from_millis(20);
+/// Changes of one object within this are one reconcile.
+const CLUSTER_WINDOW: Duration = Duration::from_millis(100);
+const NODE_WINDOW: Duration = Duration::from_millis(20);
 /// First label of the DNS name in the certificate of the agents' metrics. Nothing resolves it: clients compare it only.
 const AGENT_NAME: &str = "mooncake-agent";
 /// Longest time for all to end after SIGTERM.
@@ -257,7 +257,7 @@ impl Controllers {
             caches.clusters.clone(),
             caches.subscribe(),
             |trigger| clusters_of(caches, trigger),
-            CLUSTER_DEBOUNCE,
+            CLUSTER_WINDOW,
             Arc::new(cluster::Context {
                 client: client.clone(),
                 caches: caches.clone(),
@@ -275,7 +275,7 @@ impl Controllers {
             caches.nodes.clone(),
             caches.subscribe(),
             |trigger| nodes_of(caches, trigger),
-            NODE_DEBOUNCE,
+            NODE_WINDOW,
             Arc::new(node::Context {
                 client: client.clone(),
                 caches: caches.clone(),
