@@ -26,10 +26,7 @@ lint: ## Format and lints only
 
 BENCH := cargo run --quiet --release --package mooncake-bench --
 bench: ## Figures: ours beside stock and bare sockets, on loopback and on a cluster, and both masters; what it costs at work and at rest
-	@for operation in read write; do \
-		$(BENCH) --compare --operation $$operation && \
-		$(BENCH) --compare --operation $$operation --block_size 1048576 --batch_size 16 --threads 4 || exit 1; \
-	done
+	@$(BENCH) goals
 	@$(BENCH) store
 	@$(TOOL) figures
 

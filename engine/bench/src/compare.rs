@@ -36,8 +36,12 @@ const COMBINATIONS: [(Program, Program); 5] = [
     (Program::Stock, Program::Ours),
     (Program::Stock, Program::Stock),
 ];
-const RAW: usize = 0;
-const BASELINE: usize = 4;
+/// Rows of a comparison: bare sockets, this engine at both ends, at one of them, and the stock program at both.
+pub(crate) const RAW: usize = 0;
+pub(crate) const OURS: usize = 1;
+pub(crate) const TO_STOCK: usize = 2;
+pub(crate) const FROM_STOCK: usize = 3;
+pub(crate) const STOCK: usize = 4;
 
 /// One run of one combination.
 #[derive(Debug, Clone, Copy)]
@@ -49,17 +53,17 @@ struct Sample {
 
 /// A row of the result.
 #[derive(Debug, Serialize)]
-struct Row {
-    initiator: &'static str,
-    target: &'static str,
-    bytes_per_second: Spread,
+pub(crate) struct Row {
+    pub(crate) initiator: &'static str,
+    pub(crate) target: &'static str,
+    pub(crate) bytes_per_second: Spread,
     /// Of the runs of the same round.
-    ratio_to_stock: Spread,
-    ratio_to_raw: Spread,
-    initiator_processor_seconds_per_gib: Spread,
-    target_processor_seconds_per_gib: Spread,
+    pub(crate) ratio_to_stock: Spread,
+    pub(crate) ratio_to_raw: Spread,
+    pub(crate) initiator_processor_seconds_per_gib: Spread,
+    pub(crate) target_processor_seconds_per_gib: Spread,
     /// Of an additional run; initiator and target.
-    system_calls_per_request: [Option<f64>; 2],
+    pub(crate) system_calls_per_request: [Option<f64>; 2],
 }
 
 /// Runs all combinations in each round and prints a table, or one JSON object.
@@ -68,40 +72,50 @@ struct Row {
 /// A program does not start or its run fails.
 #[tokio::main]
 pub(crate) async fn run(flags: &Flags, comparison: &Comparison) -> anyhow::Result<()> {
-    let stock = StockBench::installed()?;
+    let rows = measure(flags, &StockBench::installed()?, comparison.rounds).await?;
+    if flags.json {
+        println!("{}", serde_json::json!(rows));
+    } else {
+        print(&rows, flags, comparison.rounds);
+    }
+    Ok(())
+}
+
+/// Runs all combinations in each round; a row for each.
+///
+/// # Errors
+/// A program does not start or its run fails.
+pub(crate) async fn measure(
+    flags: &Flags,
+    stock: &StockBench,
+    rounds: usize,
+) -> anyhow::Result<[Row; COMBINATIONS.len()]> {
     let flags = Flags {
         report_unit: Unit::GB,
         report_precision: 6,
         ..flags.clone()
     };
     let mut samples: [Vec<Sample>; COMBINATIONS.len()] = Default::default();
-    for round in 0..comparison.rounds {
+    for round in 0..rounds {
         for turn in 0..COMBINATIONS.len() {
             // Another one is the first in each round.
             let index = (round + turn) % COMBINATIONS.len();
-            let sample = once(&flags, &stock, COMBINATIONS[index]).await?;
+            let sample = once(&flags, stock, COMBINATIONS[index]).await?;
             samples[index].push(sample);
         }
     }
-    let mut rows = Vec::new();
-    for (index, combination) in COMBINATIONS.into_iter().enumerate() {
-        let mut row = row(&samples, index);
-        if flags.system_calls {
-            match system_calls(&flags, &stock, combination).await? {
+    let mut rows = [0, 1, 2, 3, 4].map(|index| row(&samples, index));
+    if flags.system_calls {
+        for (row, combination) in rows.iter_mut().zip(COMBINATIONS) {
+            match system_calls(&flags, stock, combination).await? {
                 SystemCalls::Counted { per_request } => {
                     row.system_calls_per_request = per_request;
                 }
                 SystemCalls::NotCounted(why) => eprintln!("system calls were not counted: {why}"),
             }
         }
-        rows.push(row);
     }
-    if flags.json {
-        println!("{}", serde_json::json!(rows));
-    } else {
-        print(&rows, &flags, comparison.rounds);
-    }
-    Ok(())
+    Ok(rows)
 }
 
 fn row(samples: &[Vec<Sample>; COMBINATIONS.len()], index: usize) -> Row {
@@ -118,7 +132,7 @@ fn row(samples: &[Vec<Sample>; COMBINATIONS.len()], index: usize) -> Row {
         initiator: initiator.name(),
         target: target.name(),
         bytes_per_second: Spread::of(of.iter().map(|sample| sample.bytes_per_second).collect()),
-        ratio_to_stock: ratio_to(BASELINE),
+        ratio_to_stock: ratio_to(STOCK),
         ratio_to_raw: ratio_to(RAW),
         initiator_processor_seconds_per_gib: processor(0),
         target_processor_seconds_per_gib: processor(1),
@@ -224,7 +238,7 @@ async fn system_calls(
     Ok(tokio::task::spawn_blocking(move || count(pids, seconds, traffic)).await?)
 }
 
-fn print(rows: &[Row], flags: &Flags, rounds: usize) {
+pub(crate) fn print(rows: &[Row], flags: &Flags, rounds: usize) {
     println!(
         "{} of {} KiB, batches of {}, {} at a time, {} s each, {rounds} rounds: medians, in brackets least and most",
         flags.operation,

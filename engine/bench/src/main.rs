@@ -1,10 +1,11 @@
 //! `mooncake-bench`: transfers between two engines, with the flags and the result line of the stock
-//! `transfer_engine_bench`; the same frames over bare sockets; all combinations in turn; small peers beside a large
-//! one; idle peers; a stock client with both kinds of segments.
+//! `transfer_engine_bench`; the same frames over bare sockets; all combinations in turn, for one size or for all; small peers
+//! beside a large one; idle peers; a stock client with both kinds of segments.
 
 mod compare;
 mod fairness;
 mod flags;
+mod goals;
 mod idle;
 mod initiator;
 mod peer;
@@ -47,6 +48,8 @@ enum Command {
     /// The same frames over bare sockets: the limit of the machine
     #[command(args_override_self = true)]
     Raw(Flags),
+    /// Sizes from 4 KiB to 1 MiB in turn, each with all combinations of `--compare`, and the goals of this engine beside the result
+    Goals(goals::Goals),
     /// Peers with small requests beside one with large ones, and beside one that stops
     #[command(args_override_self = true)]
     Fair(fairness::Fairness),
@@ -64,6 +67,7 @@ fn main() -> anyhow::Result<()> {
             Mode::Target => raw::serve(&flags),
             Mode::Initiator => raw::measure(&flags).map(|measured| measured.print(&flags)),
         },
+        Some(Command::Goals(goals)) => goals::run(&goals),
         Some(Command::Fair(fairness)) => fairness::run(fairness),
         Some(Command::Idle(idle)) => idle::run(idle),
         Some(Command::Store(comparison)) => store::run(comparison),
