@@ -56,9 +56,14 @@ async fn pods_without_access_read_and_write_no_pool_bytes() -> anyhow::Result<()
             for pod in pool.pods().await? {
                 hosts.push(ip(&pod)?);
             }
-            let mut arguments = vec!["load-n1-kept-0".to_owned(), address.clone()];
-            arguments.extend(hosts.clone());
-            arguments.extend(urls_of_metrics(&product).await?);
+            let metrics = urls_of_metrics(&product).await?;
+            let reach = |key: &str, address: &str, hosts: &[String]| {
+                let words = [key, address].map(str::to_owned).into_iter();
+                StockWork::Program {
+                    text: REACH,
+                    arguments: words.chain(hosts.iter().chain(&metrics).cloned()).collect(),
+                }
+            };
             let admitted = StockPod::new("admitted", StockWork::Idle);
             admitted.inject("kv").start(&namespace).await?;
             namespace.pod_ready("admitted", WAIT).await?;
@@ -69,10 +74,7 @@ async fn pods_without_access_read_and_write_no_pool_bytes() -> anyhow::Result<()
             };
             let before = range("read").await?;
             ensure!(before.contains("other"), "no pool pod has it: {before}");
-            let work = StockWork::Program {
-                text: REACH,
-                arguments,
-            };
+            let work = reach("load-n1-kept-0", &address, &hosts);
             let endpoint = master_endpoint("kv", &namespace.name);
             let client = |name: &str| {
                 StockPod::new(name, work.clone())
@@ -94,6 +96,19 @@ async fn pods_without_access_read_and_write_no_pool_bytes() -> anyhow::Result<()
             other.ready(READY).await?;
             reads_and_writes_nothing(&namespace, &client("neighbour").inject("other"), &endpoint)
                 .await?;
+            // The same in the other direction.
+            let owner = StockPod::new("owner", StockWork::put(1, 4096)).inject("other");
+            let put = owner.run(&namespace, WAIT).await?;
+            ensure!(put.done == 1, "{put:?}");
+            let address = unused(&other.mounted(2, WAIT).await?[0])?;
+            let mut hosts = Vec::new();
+            for pod in other.pods().await? {
+                hosts.push(ip(&pod)?);
+            }
+            let endpoint = master_endpoint("other", &namespace.name);
+            let client = StockPod::new("of-kv", reach("k0", &address, &hosts));
+            let client = client.node("n2").master(&endpoint).inject("kv");
+            reads_and_writes_nothing(&namespace, &client, &endpoint).await?;
             let after = range("read").await?;
             ensure!(!after.contains("marked"), "written without access: {after}");
             // The same request by a pod with access has an effect.

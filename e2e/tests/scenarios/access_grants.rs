@@ -1,20 +1,24 @@
-//! What `spec.access` grants to pods of other namespaces, until it is withdrawn.
+//! What `spec.access` grants to pods of other namespaces, until it is withdrawn, and what ends with a pod.
 
 use anyhow::{Context, ensure};
 use crds::names::{ANNOTATION_SKIPPED, POOL_DATA_PORT, POOL_HANDSHAKE_PORT};
 use crds::{ConditionType, Reason};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use kube::api::DeleteParams;
 use mooncake_e2e::scenario::pool::ip;
 use mooncake_e2e::scenario::{
-    Namespace, Pool, Product, Seen, StockPod, StockWork, eventually, with_namespace,
+    Namespace, Pool, Product, Seen, StockPod, StockWork, eventually, processes, with_namespace,
 };
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::net::SocketAddr;
+use std::process::Stdio;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::process::{Child, Command};
 
 const WAIT: Duration = Duration::from_secs(120);
 /// An agent learns of a withdrawn admission by its watch of EndpointSlices.
 const WITHDRAWN: Duration = Duration::from_secs(30);
-/// Seconds from the withdrawal to the end of an open connection.
+/// Seconds from the withdrawal or the deletion of a pod to the end of an open connection.
 const ENDED: f64 = 5.0;
 const KEYS: u32 = 8;
 const BYTES: u64 = 1 << 20;
@@ -42,6 +46,15 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=5) as pee
         pass
 print(time.time())
 "#;
+
+/// Keeps a connection to the data port of a pool pod, from a port of its own.
+const KEEP: &str = r#"
+import socket, sys, time
+host, port, own = sys.argv[1], *map(int, sys.argv[2:])
+with socket.create_connection((host, port), timeout=5, source_address=("", own)):
+    time.sleep(300)
+"#;
+const KEPT_PORT: u16 = 23456;
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
@@ -121,6 +134,66 @@ async fn pods_of_an_allowed_namespace_use_a_pool_until_it_is_withdrawn() -> anyh
             .await
         })
         .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a local cluster: root and 4 GiB of memory"]
+async fn connections_of_a_deleted_pod_end_although_its_process_goes_on() -> anyhow::Result<()> {
+    let product = Product::shared().await?;
+    product
+        .run("deleted", async move |_, namespace| {
+            let pool = apply(&namespace, "{}").await?;
+            pool.ready(WAIT).await?;
+            let guest = StockPod::new("guest", StockWork::Idle).node("n1");
+            guest.inject("kv").start(&namespace).await?;
+            let guest = namespace.pod_ready("guest", WAIT).await?;
+            let pool_pod = pool.pod_on("n2").await?;
+            let mut held = keep(&guest, &ip(&pool_pod)?)?;
+            let address = SocketAddr::new(ip(&guest)?.parse()?, KEPT_PORT);
+            let pool_process = processes::of_pod(&pool_pod, "/pool serve")?;
+            let pool_process = pool_process.first().context("just found")?;
+            let open = || pool_process.connections_to(address);
+            eventually("the connection", WAIT, || async {
+                let count = open()?;
+                Ok(Seen::when((count == 1).then_some(()), count))
+            })
+            .await?;
+            let pods = namespace.api::<Pod>();
+            let at_once = DeleteParams::default().grace_period(0);
+            pods.delete("guest", &at_once).await?;
+            eventually("the deletion of the guest", WAIT, || async {
+                let found = pods.get_opt("guest").await?;
+                Ok(Seen::when(found.is_none().then_some(()), "it is there"))
+            })
+            .await?;
+            let deleted = Instant::now();
+            eventually("the end of the connection", WAIT, || async {
+                let count = open()?;
+                Ok(Seen::when((count == 0).then_some(()), count))
+            })
+            .await?;
+            let after = deleted.elapsed().as_secs_f64();
+            println!("a connection of a deleted pod ended {after:.1} s after the deletion");
+            ensure!(after < ENDED, "{after:.1} s");
+            let ended = held.try_wait()?;
+            ensure!(ended.is_none(), "the other end ended by itself: {ended:?}");
+            Ok(())
+        })
+        .await
+}
+
+/// Keeps a connection from the network of a pod to the data port of a pool pod, by a process that does not end with the pod.
+fn keep(guest: &Pod, pool_pod: &str) -> anyhow::Result<Child> {
+    let container = processes::of_pod(guest, "sleep")?;
+    let container = container.first().context("just found")?;
+    let program = Command::new("nsenter")
+        .arg(format!("--net=/proc/{}/ns/net", container.recorded.pid))
+        .args(["python3", "-c", KEEP, pool_pod])
+        .args([POOL_DATA_PORT, KEPT_PORT].map(|port| port.to_string()))
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()?;
+    Ok(program)
 }
 
 async fn apply(namespace: &Namespace, access: &str) -> anyhow::Result<Pool> {

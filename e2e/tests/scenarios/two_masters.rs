@@ -1,4 +1,5 @@
-//! Two built-in masters: the other one takes over when the elected one is deleted or killed, and no key is lost.
+//! Two built-in masters: the other one takes over when the elected one is deleted, killed or stopped, and no key is lost, also
+//! when both end.
 
 use anyhow::{Context, ensure};
 use crds::ConditionType;
@@ -26,7 +27,7 @@ const OUTAGE: f64 = 20.0;
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a local cluster: root and 4 GiB of memory"]
-async fn the_other_of_two_masters_takes_over_and_every_key_is_read() -> anyhow::Result<()> {
+async fn masters_that_end_stop_and_are_gone_together_lose_no_key() -> anyhow::Result<()> {
     let product = Product::shared().await?;
     product
         .run("masters", async move |_, namespace| {
@@ -70,6 +71,24 @@ async fn the_other_of_two_masters_takes_over_and_every_key_is_read() -> anyhow::
             every_key(&client).await?;
             let fresh = CommandPod::start(&namespace, "fresh", "n2", "kv", PROGRAM).await?;
             every_key(&fresh).await?;
+
+            stopped_and_resumed(&pool, &client).await?;
+            every_key(&fresh).await?;
+
+            // Only the pool pods have the keys then.
+            let (masters, _) = two_ready(&pool).await?;
+            let begun = Instant::now();
+            for master in &masters {
+                pods.delete(master, &DeleteParams::default()).await?;
+            }
+            let back = self::back(&client, "both").await?;
+            println!("both masters were deleted: the client's first {back}");
+            every_key(&client).await?;
+            every_key(&fresh).await?;
+            println!(
+                "every key was read {:.1} s later",
+                begun.elapsed().as_secs_f64()
+            );
             pool.ready(READY).await?;
             let condition = pool
                 .condition(
@@ -83,6 +102,38 @@ async fn the_other_of_two_masters_takes_over_and_every_key_is_read() -> anyhow::
             Ok(())
         })
         .await
+}
+
+/// Stops all processes of the elected master's pod until the other one is elected, and lets them go on: the former one must give
+/// no answer as the elected one.
+async fn stopped_and_resumed(pool: &Pool, client: &CommandPod) -> anyhow::Result<()> {
+    let leader = elected(pool).await?;
+    let pods: Api<Pod> = pool.namespace.api();
+    let stopped = processes::of_pod(&pods.get(&leader).await?, "")?;
+    let signal = |signal| {
+        for process in &stopped {
+            process.recorded.signal(signal);
+        }
+    };
+    signal(Signal::STOP);
+    let begun = Instant::now();
+    let outcome = async {
+        let back = back(client, "stopped").await?;
+        let next = changed(pool, &leader).await?;
+        println!(
+            "the elected master was stopped: the client's first {back}; {next} led after {:.1} s at most",
+            begun.elapsed().as_secs_f64()
+        );
+        every_key(client).await
+    };
+    let outcome = outcome.await;
+    signal(Signal::CONT);
+    outcome?;
+    let put = json!({"command": "put", "prefix": "resumed", "keys": KEYS / 10});
+    let done = client.run(put, WAIT).await?;
+    ensure!(done == KEYS / 10, "{done} of {} keys put", KEYS / 10);
+    two_ready(pool).await?;
+    every_key(client).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -176,7 +227,7 @@ async fn away_from_dns(namespace: &Namespace, pool: &Pool) -> anyhow::Result<(St
 }
 
 /// Waits until two master pods are Ready, and returns their names and nodes.
-async fn two_ready(pool: &Pool) -> anyhow::Result<(Vec<String>, Vec<String>)> {
+pub(super) async fn two_ready(pool: &Pool) -> anyhow::Result<(Vec<String>, Vec<String>)> {
     eventually("two Ready masters", READY, || async {
         let found = pool.masters().await?;
         let ready: Vec<_> = found.iter().filter(|pod| is_ready(pod)).collect();
@@ -194,7 +245,7 @@ async fn two_ready(pool: &Pool) -> anyhow::Result<(Vec<String>, Vec<String>)> {
 }
 
 /// Waits until a master is elected, and returns its name.
-async fn elected(pool: &Pool) -> anyhow::Result<String> {
+pub(super) async fn elected(pool: &Pool) -> anyhow::Result<String> {
     eventually("an elected master", READY, || async {
         Ok(Seen::when(pool.elected().await?, "none"))
     })
@@ -202,7 +253,7 @@ async fn elected(pool: &Pool) -> anyhow::Result<String> {
 }
 
 /// Waits until another master than `before` is elected.
-async fn changed(pool: &Pool, before: &str) -> anyhow::Result<String> {
+pub(super) async fn changed(pool: &Pool, before: &str) -> anyhow::Result<String> {
     eventually("another elected master", READY, || async {
         let now = elected(pool).await?;
         Ok(Seen::when((now != before).then_some(now), before))

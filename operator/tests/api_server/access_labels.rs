@@ -7,21 +7,12 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-use super::deletion::install_policies;
+use super::chart::{DEFAULT, install_policies, refusal};
 use super::harness::{TEAM, eventually, make_namespace};
-
-/// The message with which the policy refuses a request; `None` if it succeeds.
-fn refusal<T>(answer: Result<T, kube::Error>) -> anyhow::Result<Option<String>> {
-    match answer {
-        Ok(_) => Ok(None),
-        Err(kube::Error::Api(status)) if status.code == 403 => Ok(Some(status.message.clone())),
-        Err(error) => Err(error.into()),
-    }
-}
 
 pub(crate) async fn are_set_by_the_webhook_only(client: &Client) -> anyhow::Result<()> {
     make_namespace(client, TEAM).await?;
-    install_policies(client, "mooncake-access-only-by-injection", 2).await?;
+    install_policies(client, DEFAULT, "mooncake-access-only-by-injection", 2).await?;
     let pods = Api::<Pod>::namespaced(client.clone(), TEAM);
     for name in ["user", "bound", "labelled"] {
         let pod = json!({

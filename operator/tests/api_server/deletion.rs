@@ -2,9 +2,6 @@
 
 use anyhow::{Context, bail, ensure};
 use crds::MooncakeCluster;
-use k8s_openapi::api::admissionregistration::v1::{
-    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
-};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
@@ -12,39 +9,8 @@ use kube::{Api, Client, CustomResourceExt, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use super::chart::{DEFAULT, install_policies};
 use super::harness::{TEAM, eventually, install_crds, make_namespace};
-
-/// Creates the policies of the chart whose names begin so, with their bindings; `count` objects.
-pub(crate) async fn install_policies(
-    client: &Client,
-    prefix: &str,
-    count: usize,
-) -> anyhow::Result<()> {
-    let policies = Api::<ValidatingAdmissionPolicy>::all(client.clone());
-    let bindings = Api::<ValidatingAdmissionPolicyBinding>::all(client.clone());
-    let installed = include_str!("../../../charts/install.yaml");
-    let mut created = 0;
-    for document in serde_yaml_ng::Deserializer::from_str(installed) {
-        let object: Value = serde::Deserialize::deserialize(document)?;
-        let name = object["metadata"]["name"].as_str().unwrap_or_default();
-        if !name.starts_with(prefix) {
-            continue;
-        }
-        created += 1;
-        let new = PostParams::default();
-        if object["kind"] == "ValidatingAdmissionPolicy" {
-            policies
-                .create(&new, &serde_json::from_value(object)?)
-                .await?;
-        } else {
-            bindings
-                .create(&new, &serde_json::from_value(object)?)
-                .await?;
-        }
-    }
-    ensure!(created == count, "{created} policies and bindings");
-    Ok(())
-}
 
 /// The message with which the deletion is refused; `None` if it would succeed. Nothing is deleted.
 async fn refusal<K>(api: &Api<K>, name: &str) -> anyhow::Result<Option<String>>
@@ -104,7 +70,7 @@ where
 pub(crate) async fn needs_a_confirmation(client: &Client) -> anyhow::Result<()> {
     install_crds(client).await?;
     make_namespace(client, TEAM).await?;
-    install_policies(client, "mooncake-confirm-", 8).await?;
+    install_policies(client, DEFAULT, "mooncake-confirm-", 8).await?;
     let clusters = Api::<MooncakeCluster>::namespaced(client.clone(), TEAM);
     let cluster = json!({
         "apiVersion": MooncakeCluster::api_version(&()),

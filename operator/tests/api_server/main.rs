@@ -3,6 +3,7 @@
 
 mod access_labels;
 mod amounts;
+mod chart;
 mod cordons;
 mod deletion;
 mod domains;
@@ -12,6 +13,7 @@ mod harness;
 mod headroom;
 mod invalid_specs;
 mod master_rights;
+mod pods;
 mod policies;
 mod preferred_rdma;
 mod refusals;
@@ -772,6 +774,20 @@ async fn a_deletion_that_loses_objects_needs_a_confirmation() -> anyhow::Result<
 async fn access_labels_are_set_by_the_webhook_only() -> anyhow::Result<()> {
     let server = Server::start().await?;
     access_labels::are_set_by_the_webhook_only(&server.client).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn pods_on_the_host_network_get_no_access() -> anyhow::Result<()> {
+    let server = Server::start().await?;
+    pods::on_the_host_network_get_no_access(&server.client).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "builds etcd and kube-apiserver where the cache lacks them"]
+async fn pods_start_only_injected_where_the_cluster_requires_it() -> anyhow::Result<()> {
+    let server = Server::start().await?;
+    pods::start_only_injected_where_the_cluster_requires_it(&server.client).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
