@@ -149,7 +149,8 @@ words in conditions, Events, logs, metrics and kubectl-mooncake. Both names are 
 If the installed CRD is older than the agent, the API server rejects fields that it does not declare. The agent then writes its status without them, and \
 repeats no write that is rejected.
 
-Pool pods keep a sealed record for the next agent. Its version 1 stays as release 0.1.0 reads it. New data goes into a record of its own.
+Pool pods keep one sealed record for the next agent. It stays as release 0.1.0 reads it: what this release adds is in fields that release 0.1.0 ignores, \
+and is missing after an agent of release 0.1.0 has written the record.
 
 Before a rollback to release 0.1.0: use the names of release 0.1.0 in `spec.checks` of MooncakeNodePolicies and in `spec.preflight.checks` of \
 MooncakeClusters, and `sickDevices` instead of `unhealthyDevices`. Release 0.1.0 ignores objects of users with names that it does not know. \
