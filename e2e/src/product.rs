@@ -324,6 +324,7 @@ fn binaries(tree: &SourceTree) -> Result<Vec<PathBuf>, Error> {
         .env("DYNAMIC_PROGRAMS", tree.loading.join(" "))
         .directory(&tree.root)
         .deadline(COLD_BUILD)
+        .progress("building operator, agent, pool and gate", "lines of cargo")
         .output()?;
     Ok(executables(&messages).collect())
 }

@@ -128,7 +128,8 @@ fn build_kubernetes(cache: &Cache, folder: &Path) -> Result<(), Error> {
          -X k8s.io/client-go/pkg/version.gitVersion=v{KUBERNETES}"
     );
     let binary = folder.join("k8s");
-    build(cache, &source, &flags, &binary, &["."])?;
+    let what = "building etcd and Kubernetes";
+    build(cache, what, &source, &flags, &binary, &["."])?;
     for component in COMPONENTS {
         let link = folder.join(component);
         symlink("k8s", &link).map_err(Error::file("linking", &link))?;
@@ -152,20 +153,30 @@ fn build_addons(cache: &Cache, folder: &Path) -> Result<(), Error> {
         tools(ADDONS_MOD).partition(|tool| tool.contains("/plugins/"));
     let cni = folder.join("cni");
     fs::create_dir(&cni).map_err(Error::file("creating", &cni))?;
-    build(cache, &source, "-s -w", folder, &programs)?;
-    build(cache, &source, "-s -w", &cni, &plugins)?;
+    let what = "building containerd, CoreDNS and Helm";
+    build(cache, what, &source, "-s -w", folder, &programs)?;
+    build(
+        cache,
+        "building CNI plugins",
+        &source,
+        "-s -w",
+        &cni,
+        &plugins,
+    )?;
     remove(&source)
 }
 
 fn build(
     cache: &Cache,
+    what: &'static str,
     source: &Path,
     flags: &str,
     output: &Path,
     packages: &[&str],
 ) -> Result<(), Error> {
     Run::new(go::program(cache)?)
-        .args(["build", "-trimpath", "-ldflags", flags])
+        // The names of the packages, a line each.
+        .args(["build", "-v", "-trimpath", "-ldflags", flags])
         // The linker drops debugging information (`-w`), so the compiler need not generate it.
         .args(["-gcflags", "all=-dwarf=false", "-o"])
         // A trailing slash marks a folder.
@@ -179,6 +190,7 @@ fn build(
         .env("GOFLAGS", "-mod=readonly")
         .directory(source)
         .deadline(COLD_BUILD)
+        .progress(what, "packages")
         .done()
 }
 

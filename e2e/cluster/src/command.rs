@@ -2,11 +2,14 @@
 
 use crate::Error;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::time::Duration;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// Standard input of a program.
 #[derive(Debug)]
@@ -49,7 +52,12 @@ pub struct Run {
     directory: Option<PathBuf>,
     input: Input,
     deadline: Duration,
+    /// What its progress is logged as, and what each line of its output stands for.
+    progress: Option<(&'static str, &'static str)>,
 }
+
+/// Period of the log of a program's progress.
+const PROGRESS: Duration = Duration::from_secs(15);
 
 impl Run {
     /// A program in `PATH` or with a path of its own. The default deadline is one minute.
@@ -62,6 +70,7 @@ impl Run {
             directory: None,
             input: Input::Nothing,
             deadline: Duration::from_secs(60),
+            progress: None,
         }
     }
 
@@ -119,6 +128,13 @@ impl Run {
         self
     }
 
+    /// Logs the progress of a program that runs for minutes: how many lines it has printed, each for one of `units`.
+    #[must_use]
+    pub fn progress(mut self, what: &'static str, units: &'static str) -> Self {
+        self.progress = Some((what, units));
+        self
+    }
+
     /// Runs the program and returns standard output.
     ///
     /// # Errors
@@ -145,7 +161,13 @@ impl Run {
             // A program that stops reading is judged by its exit status.
             Some(std::thread::spawn(move || pipe.write_all(&bytes).ok()))
         });
-        let output = child.wait_with_output().map_err(failure)?;
+        let output = match self.progress {
+            None => child.wait_with_output(),
+            Some((what, units)) => wait_with_progress(child, PROGRESS, |lines, seconds| {
+                tracing::info!("{what}: {lines} {units} after {seconds} s");
+            }),
+        };
+        let output = output.map_err(failure)?;
         if let Some(writer) = writer {
             writer.join().ok();
         }
@@ -177,7 +199,7 @@ impl Run {
             source,
         };
         let mut run = self.limited();
-        let (reader, writer) = std::io::pipe().map_err(failure)?;
+        let (reader, writer) = io::pipe().map_err(failure)?;
         run.stdin(Stdio::null())
             .stdout(writer.try_clone().map_err(failure)?)
             .stderr(writer);
@@ -263,6 +285,54 @@ impl std::fmt::Display for Run {
     }
 }
 
+/// Waits for the end of a program with piped output and returns that. `report` gets the number of lines so far and the seconds,
+/// once in each period.
+fn wait_with_progress(
+    mut child: Child,
+    period: Duration,
+    report: impl Fn(u64, u64),
+) -> io::Result<Output> {
+    let begun = Instant::now();
+    let lines = Arc::new(AtomicU64::new(0));
+    // Both readers hold the other end.
+    let (reading, ended) = mpsc::channel::<()>();
+    let stdout = child.stdout.take();
+    let stdout = stdout.map(|pipe| collect(pipe, lines.clone(), reading.clone()));
+    let stderr = child.stderr.take();
+    let stderr = stderr.map(|pipe| collect(pipe, lines.clone(), reading));
+    while ended.recv_timeout(period) == Err(RecvTimeoutError::Timeout) {
+        report(lines.load(Ordering::Relaxed), begun.elapsed().as_secs());
+    }
+    let bytes = |reader: Option<JoinHandle<io::Result<Vec<u8>>>>| match reader {
+        None => Ok(Vec::new()),
+        Some(reader) => reader
+            .join()
+            .unwrap_or_else(|_| Err(io::Error::other("the reader of the output panicked"))),
+    };
+    Ok(Output {
+        stdout: bytes(stdout)?,
+        stderr: bytes(stderr)?,
+        status: child.wait()?,
+    })
+}
+
+/// Reads to the end and counts the lines. Drops `_reading` then.
+fn collect(
+    pipe: impl Read + Send + 'static,
+    lines: Arc<AtomicU64>,
+    _reading: mpsc::Sender<()>,
+) -> JoinHandle<io::Result<Vec<u8>>> {
+    std::thread::spawn(move || {
+        let _reading = _reading;
+        let mut reader = BufReader::new(pipe);
+        let mut bytes = Vec::new();
+        while reader.read_until(b'\n', &mut bytes)? > 0 {
+            lines.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(bytes)
+    })
+}
+
 /// The exit code of a program that ended by itself, and how it ended in words. `timeout` exits with 124 at the deadline.
 fn ending(status: ExitStatus, deadline: Duration) -> (Option<i32>, String) {
     match status.code() {
@@ -304,6 +374,26 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.contains("deadline of 1 s"), "{error}");
+    }
+
+    #[test]
+    fn the_progress_of_a_program_is_reported_until_it_ends() {
+        let child = Command::new("sh")
+            .args(["-c", "echo one; echo two >&2; sleep 1; echo three"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let reported = std::cell::RefCell::new(Vec::new());
+        let output = wait_with_progress(child, Duration::from_millis(50), |lines, _| {
+            reported.borrow_mut().push(lines);
+        });
+        let output = output.unwrap();
+        assert_eq!(output.stdout, b"one\nthree\n");
+        assert_eq!(output.stderr, b"two\n");
+        assert!(output.status.success());
+        let reported = reported.into_inner();
+        assert!(reported.contains(&2), "{reported:?}");
     }
 
     #[test]

@@ -94,6 +94,7 @@ pub fn install(wanted: &[Wanted]) -> Result<(), Error> {
     update()?;
     apt(&["-qq", "--yes", "--no-install-recommends", "install"])
         .args(&missing)
+        .progress("installing Debian packages", "lines of apt-get")
         .done()
 }
 
