@@ -12,6 +12,8 @@ mod evacuation;
 mod hostile;
 #[path = "node/hostile_master.rs"]
 mod hostile_master;
+#[path = "node/hostile_peers.rs"]
+mod hostile_peers;
 #[path = "node/hostile_pools.rs"]
 mod hostile_pools;
 #[path = "node/hugepages.rs"]

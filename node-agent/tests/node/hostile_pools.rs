@@ -45,7 +45,7 @@ pub(crate) struct Neighbour {
     /// The 99th percentile of its operations without harm.
     quiet: Duration,
     space: Space,
-    engine: u32,
+    pub(crate) engine: u32,
     _master: Master,
     _children: [Child; 2],
 }
@@ -162,7 +162,7 @@ pub(crate) async fn engine_of(node: &Node, neighbour: &Neighbour) -> u32 {
 }
 
 /// Waits for another engine process than these.
-async fn successor(node: &Node, former: [u32; 2]) {
+pub(crate) async fn successor(node: &Node, former: [u32; 2]) {
     eventually("another engine process runs", || async {
         let engines = node.engine_processes();
         engines.into_iter().find(|pid| !former.contains(pid))
@@ -260,14 +260,14 @@ os._exit(0)
 
 /// Operations of a stock client.
 #[derive(Debug)]
-struct Used {
-    right: u64,
-    failed: u64,
-    wrong: u64,
+pub(crate) struct Used {
+    pub(crate) right: u64,
+    pub(crate) failed: u64,
+    pub(crate) wrong: u64,
 }
 
 /// Uses both pools by a stock client of its own. `None`: it hangs or has ended.
-async fn used(node: &Node, seconds: u32) -> Option<Used> {
+pub(crate) async fn used(node: &Node, seconds: u32) -> Option<Used> {
     let output = node
         .peers
         .command("python3")

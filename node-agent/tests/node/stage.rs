@@ -240,15 +240,40 @@ impl Node {
 
     /// The same, each with the port of its master.
     pub(crate) fn assign_to_masters(&self, pools: &[(&str, &str, u16)], master: &str, drain: u32) {
+        self.assign_admitting(pools, master, drain, &[]);
+    }
+
+    /// The same, and further addresses that may connect.
+    pub(crate) fn assign_admitting(
+        &self,
+        pools: &[(&str, &str, u16)],
+        master: &str,
+        drain: u32,
+        further: &[String],
+    ) {
+        let all = [PEERS_IP, SECOND_PEERS_IP, POOL_IP, SECOND_POOL_IP];
+        let addresses: Vec<&str> = all
+            .into_iter()
+            .chain(further.iter().map(String::as_str))
+            .collect();
         let pools = pools.iter().map(|(name, uid, port)| {
             let mut pool = assignment(uid, Some(master));
             pool["pool"] = json!(name);
             pool["drainSeconds"] = json!(drain);
             pool["master"]["address"] = json!(format!("{PEERS_IP}:{port}"));
-            pool["addresses"] = json!([PEERS_IP, SECOND_PEERS_IP, POOL_IP, SECOND_POOL_IP]);
+            pool["addresses"] = json!(addresses);
             pool
         });
         self.write_assignments(pools.collect());
+    }
+
+    /// Gives the peers further addresses, at most 100, in the network of the pool pod.
+    pub(crate) async fn further_peers(&self, count: u8) -> Vec<String> {
+        let addresses: Vec<_> = (0..count).map(|n| format!("10.77.0.{}", 100 + n)).collect();
+        for address in &addresses {
+            ip(&self.peers, &format!("addr add {address}/24 dev eth0")).await;
+        }
+        addresses
     }
 
     /// Assigns a pod of a cluster with a metadata service.
@@ -423,11 +448,11 @@ impl Node {
 }
 
 /// State of a socket in `/proc/PID/net/tcp`, as in proc_pid_net(5).
-const ESTABLISHED: &str = "01";
+pub(crate) const ESTABLISHED: &str = "01";
 const LISTENING: &str = "0A";
 
 /// Returns the number of TCP sockets of a pod with a local port and a state.
-fn sockets(pod: &Space, port: u16, state: &str) -> u64 {
+pub(crate) fn sockets(pod: &Space, port: u16, state: &str) -> u64 {
     let table = |name| format!("/proc/{}/net/{name}", pod.pid());
     let tables = ["tcp", "tcp6"].map(|name| std::fs::read_to_string(table(name)).unwrap());
     let port = format!(":{port:04X}");

@@ -157,4 +157,35 @@ mod tests {
         let received = receive(theirs).await.unwrap().len();
         assert!((MOST..MANY).contains(&received), "{received}");
     }
+
+    #[tokio::test]
+    async fn packets_without_their_sockets_and_those_that_do_not_come_are_errors() {
+        let (_peer, socket) = UnixStream::pair().unwrap();
+        let described = || PassedConnection {
+            peer: IpAddr::from([10, 0, 0, 1]),
+            unread: Vec::new(),
+            proven: true,
+        };
+        let packet = Passed {
+            connections: vec![described(), described()],
+        };
+        for count in [0, 1, 3] {
+            let (ours, theirs) = seqpacket::pair().unwrap();
+            let ours = Connection::new(ours).unwrap();
+            let sockets = vec![socket.as_fd(); count];
+            ours.send(&packet, &sockets, SEND_DEADLINE).await.unwrap();
+            let received = receive(theirs).await;
+            assert!(
+                matches!(&received, Err(handover::Error::InvalidMessage { cause })
+                    if *cause == format!("{count} descriptors of 2 connections")),
+                "{received:?}"
+            );
+        }
+        let (_silent, theirs) = seqpacket::pair().unwrap();
+        let received = receive(theirs).await;
+        assert!(
+            matches!(received, Err(handover::Error::TimedOut { .. })),
+            "{received:?}"
+        );
+    }
 }
