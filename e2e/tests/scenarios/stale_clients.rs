@@ -62,7 +62,7 @@ async fn clients_paused_during_a_transfer_change_no_byte_after_another_built_in_
     let product = Product::shared().await?;
     let all = product
         .scale
-        .of("built-in masters killed under stopped clients", 1, 100_u32);
+        .of("built-in masters killed under stopped clients", 1, 20_u32);
     rounds(&product, "paused-ours", Masters::BuiltIn, all).await
 }
 

@@ -108,9 +108,10 @@ class Child:
             last, settled = settled, self.moved(operation)
         if self.inside.value and 0 < settled - before < SIZE:
             return settled - before
-        # Too late: all bytes had moved.
+        # Too late: all bytes had moved, or the operation has failed.
         self.signal(signal.SIGCONT)
-        assert self.answer(60) == "right"
+        answer = self.answer(60)
+        assert not answer.startswith("wrong"), answer
         return None
 
     def end(self):
@@ -125,7 +126,12 @@ OLD = "old"
 def begin():
     CHILDREN.update(put=Child(), get=Child())
     assert CHILDREN["put"].run("put", OLD) == "right"
-    assert CHILDREN["get"].run("get", OLD) == "right"
+    # On a busy machine a get can take longer than its lease.
+    for _ in range(5):
+        got = CHILDREN["get"].run("get", OLD)
+        if got != "error":
+            break
+    assert got == "right", got
 
 
 def stop():
