@@ -15,7 +15,7 @@ pub(crate) struct Goals {
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Seconds of a run.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 2)]
     duration: u64,
 }
 
@@ -137,8 +137,13 @@ fn of_load(what: &str, [block_size, batch_size, threads]: Load, rows: &[Row; 5])
         bound,
         measured,
     };
-    let target = |row: &Row| row.target_processor_seconds_per_gib.median;
-    let initiator = |row: &Row| row.initiator_processor_seconds_per_gib.median;
+    // A program that ended before its measurement has used nothing in it.
+    let used = |seconds: Spread| match seconds.median {
+        some if some > 0.0 => some,
+        _ => f64::NAN,
+    };
+    let target = |row: &Row| used(row.target_processor_seconds_per_gib);
+    let initiator = |row: &Row| used(row.initiator_processor_seconds_per_gib);
     let both = |row: &Row| initiator(row) + target(row);
     // Each has rounds of its own, so this is a ratio of medians.
     let ratio = |of: f64, to: f64| Spread::of(vec![of / to]);
@@ -252,6 +257,23 @@ mod tests {
         ];
         let expected = expected.map(|(what, met)| (what.to_owned(), Some(met)));
         assert_eq!(met, expected);
+    }
+
+    #[test]
+    fn processor_time_that_was_not_measured_meets_no_goal_and_misses_none() {
+        let mut processor = [[1.0, 1.0]; 5];
+        processor[STOCK] = [0.0, 0.0];
+        processor[FROM_STOCK] = [1.0, 0.0];
+        let lines = of_load("x", [MIB, 16, 1], &rows([1.0; 5], processor));
+        let met = lines.iter().map(|line| line.bound.is_met(line.measured));
+        let unknown = lines.iter().zip(met).filter(|(_, met)| met.is_none());
+        let unknown: Vec<&str> = unknown.map(|(line, _)| line.what.as_str()).collect();
+        let expected = [
+            "x: processor time of both ends, of stock→stock",
+            "x: processor time of our target, of a stock one",
+            "x: processor time of our initiator, of a stock one",
+        ];
+        assert_eq!(unknown, expected);
     }
 
     #[test]
