@@ -52,7 +52,7 @@ pub struct Run {
     directory: Option<PathBuf>,
     input: Input,
     deadline: Duration,
-    /// What its progress is logged as, and what each line of its output stands for.
+    /// What its progress is logged as, and the unit of a line of its output.
     progress: Option<(&'static str, &'static str)>,
 }
 
@@ -316,14 +316,14 @@ fn wait_with_progress(
     })
 }
 
-/// Reads to the end and counts the lines. Drops `_reading` then.
+/// Reads to the end and counts the lines. Drops `reading` then.
 fn collect(
     pipe: impl Read + Send + 'static,
     lines: Arc<AtomicU64>,
-    _reading: mpsc::Sender<()>,
+    reading: mpsc::Sender<()>,
 ) -> JoinHandle<io::Result<Vec<u8>>> {
     std::thread::spawn(move || {
-        let _reading = _reading;
+        let _until_the_end = reading;
         let mut reader = BufReader::new(pipe);
         let mut bytes = Vec::new();
         while reader.read_until(b'\n', &mut bytes)? > 0 {

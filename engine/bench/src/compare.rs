@@ -104,7 +104,7 @@ pub(crate) async fn measure(
             samples[index].push(sample);
         }
     }
-    let mut rows = [0, 1, 2, 3, 4].map(|index| row(&samples, index));
+    let mut rows = std::array::from_fn(|index| row(&samples, index));
     if flags.system_calls {
         for (row, combination) in rows.iter_mut().zip(COMBINATIONS) {
             match system_calls(&flags, stock, combination).await? {

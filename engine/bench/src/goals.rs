@@ -145,7 +145,7 @@ fn of_load(what: &str, [block_size, batch_size, threads]: Load, rows: &[Row; 5])
     let target = |row: &Row| used(row.target_processor_seconds_per_gib);
     let initiator = |row: &Row| used(row.initiator_processor_seconds_per_gib);
     let both = |row: &Row| initiator(row) + target(row);
-    // Each has rounds of its own, so this is a ratio of medians.
+    // A row has no single rounds, so this is a ratio of medians.
     let ratio = |of: f64, to: f64| Spread::of(vec![of / to]);
     let mut lines = vec![
         line(
